@@ -200,12 +200,11 @@ def safetensors_files(source: Source, target: Target, options: Options) -> _File
         left += selection.left_wider({name: kept[name] for name in kept if name not in chosen.uncastable}, chosen.dtype)
     warnings = (*chosen.warnings, *left)
     config = None if of_states else source.configuration(chosen.change(source))
-    is_odd = any(".lora_" in name for name in kept) or (not options.key and all("state." in name for name in kept))
-    if config is not None or (not of_states and (options.for_hub or (is_odd and target.form == "directory"))):
+    if config is not None or (not of_states and (options.for_hub or target.form == "directory")):
         from ckptconv.outputs.truths import Weights, untrue
 
         before = [*chosen.first.known, *chosen.missing]
-        weights = Weights(before, chosen.first.names, kept, options.for_hub, target.stem)
+        weights = Weights(before, chosen.first.names, kept, options.for_hub, target.stem, options.key)
         warnings = (*warnings, *untrue(config, weights))
     idle, is_structured = chosen.idle(options), chosen.structured
     if of_states and options.dtype not in (None, "keep", source.defaults.dtype):

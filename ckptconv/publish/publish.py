@@ -591,11 +591,10 @@ def _check_digests(inputs: Inputs, readers: SpoolingReaders) -> None:
     for file in dict.fromkeys(file.stored for file in inputs.files) if inputs.digests else ():
         stated = inputs.digests.get(file.path)
         if stated is not None:
-            from ckptconv.storage.digests import check_digest, digests_of
+            from ckptconv.storage.digests import check_digest, digest_of
 
             with readers.reading(file) as reader:
-                digest = digests_of(reader.read_at, file.size, (), "sha256").file
-            check_digest(file.path, digest, stated)
+                check_digest(file.path, digest_of(reader, "sha256"), stated)
 
 
 def _places(*tensors: LazyTensor) -> str:

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 from ckptconv.errors import UsageError, damaged
 from ckptconv.process import Thread, start_threads
 from ckptconv.storage.crc import adler32
+from ckptconv.storage.reading import Reader
 from ckptconv.storage.writing import Writer
 from ckptconv.text import install
 
@@ -85,6 +86,18 @@ def digests_of(
             hashing.update(data)
     whole, of_ranges = hashings
     return Digests(algorithm, whole.complete[""], of_ranges.complete)
+
+
+def digest_of(reader: Reader, algorithm: str, progress: Callable[[int], object] | None = None) -> str:
+    """Return the digest of a whole file. `progress` is called with the bytes read since the last call."""
+
+    def read_at(offset: int, length: int) -> bytes:
+        data = reader.read_at(offset, length)
+        if progress:
+            progress(length)
+        return data
+
+    return digests_of(read_at, reader.file.size, (), algorithm).file
 
 
 def check_digest(path: str, actual: str, stated: str) -> None:

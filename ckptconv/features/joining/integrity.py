@@ -13,7 +13,7 @@ from typing import Any
 
 from ckptconv.errors import CorruptError, UnsupportedError, damaged
 from ckptconv.storage import strict_json
-from ckptconv.storage.digests import check_digest, digests_of
+from ckptconv.storage.digests import check_digest, digest_of
 from ckptconv.storage.inside import check_inside
 from ckptconv.storage.location import Location
 from ckptconv.text import brief, some
@@ -74,7 +74,5 @@ def check_file(place: Location, digests: Mapping[str, str]) -> int:
     if place.path not in digests:
         return 0
     with place.open_reader() as reader:
-        size = reader.file.size
-        digest = digests_of(reader.read_at, size, (), _ALGORITHM).file
-    check_digest(place.path, digest, digests[place.path])
-    return size
+        check_digest(place.path, digest_of(reader, _ALGORITHM), digests[place.path])
+        return reader.file.size

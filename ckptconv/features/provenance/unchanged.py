@@ -13,7 +13,7 @@ from ckptconv.options.table import Options
 from ckptconv.outputs.targets import MANIFEST, pointer_of
 from ckptconv.process import peak_rss
 from ckptconv.result import OutputFile
-from ckptconv.storage.digests import digests_of
+from ckptconv.storage.digests import digest_of
 from ckptconv.storage.handles import HIDDEN
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
@@ -107,15 +107,8 @@ def _check(
     if file.kind != "file":
         raise DifferenceError(f"{file} is missing, and {manifest.place} has it.", AGAIN, what="missing", file=file.path)
     with contextlib.closing(file.open_reader()) as reader:
-
-        def read_at(offset: int, length: int) -> bytes:
-            data = reader.read_at(offset, length)
-            if progress:
-                progress(length)
-            return data
-
         size = reader.file.size
-        digest = digests_of(read_at, size, (), algorithm).file if size == entry["size"] else ""
+        digest = digest_of(reader, algorithm, progress) if size == entry["size"] else ""
     if digest != stated["file"]:
         difference = f"the {algorithm} {digest}" if digest else f"{size} bytes"
         wanted = stated["file"] if digest else f"{entry['size']} bytes"

@@ -15,7 +15,7 @@ from ckptconv.formats.source import Source
 from ckptconv.outputs.targets import MANIFEST
 from ckptconv.plan import Data
 from ckptconv.publish.earlier import Directory
-from ckptconv.storage.digests import digests_of
+from ckptconv.storage.digests import digest_of
 from ckptconv.storage.location import Location
 from ckptconv.storage.progress import Progress
 from ckptconv.storage.writing import Writer
@@ -77,7 +77,7 @@ def _check(stated: _Stated) -> None:
     if stated.file.kind != "file":
         raise damaged(f"{stated.by} names {stated.file}, which is not there.")
     with stated.file.open_reader() as reader:
-        digest = digests_of(reader.read_at, reader.file.size, (), stated.algorithm).file
+        digest = digest_of(reader, stated.algorithm)
     if digest != stated.digest:
         raise damaged(
             f"{stated.file} has changed since it was written: its {stated.algorithm} is {digest}, and {stated.by} "
