@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError
 from ckptconv.formats import configs
-from ckptconv.formats.model_directory import CONFIG, companions_of, not_file, places_of
-from ckptconv.formats.source import Source
+from ckptconv.formats.model_directory import companions_of, not_file, places_of
+from ckptconv.formats.source import CONFIG, Source
 from ckptconv.storage.location import Location
 from ckptconv.tensors.moves import File
 from ckptconv.text import some

@@ -15,15 +15,12 @@ from importlib import import_module
 from typing import NamedTuple
 
 from ckptconv.formats.registered import FILES_OF_MODELS
-from ckptconv.formats.source import ADAPTER, Source
+from ckptconv.formats.source import ADAPTER, ADAPTER_CONFIG, CONFIG, Source
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote
 from ckptconv.storage.reading import Entry
 from ckptconv.tensors.moves import File
 
-CONFIG = "config.json"
-# PEFT's, beside the weights of an adapter.
-ADAPTER_CONFIG = "adapter_config.json"
 # Meta's configuration beside Llama's files, read when it is asked for, and not copied; and Model Optimizer's.
 PARAMS, QUANTIZED = "params.json", "hf_quant_config.json"
 # Files with an entry for each token.

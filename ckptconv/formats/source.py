@@ -28,6 +28,8 @@ _STEMS = {
     "adapter_": ADAPTER,
 }
 STEMS = (MODEL, *_STEMS.values())
+# Configurations beside weights: a model's, and PEFT's of an adapter.
+CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 # The family of files that belong to the models of a pipeline, and of the models together.
 PIPELINE = "diffusers"
 # The prefix of the names of a reference's files among those of the source.
@@ -274,7 +276,7 @@ class Source(_Fields):
         wrong = {
             "part is no rank": isinstance(self.part, int) and self.part < 0,
             "grouping excludes shards": bool(self.defaults.grouping and self.shards),
-            "config.json was not read": "config.json" in self.companions and self.config is None,
+            "config.json was not read": CONFIG in self.companions and self.config is None,
             "dtype is not known": self.defaults.dtype not in ("keep", *DTYPES),
             "shard_size is not valid": self.defaults.shard_size is not None and self.defaults.shard_size < 1,
         }
@@ -334,7 +336,7 @@ class Source(_Fields):
     def stem(self) -> str:
         """The beginning of the names of its output's files in a directory: its own, if it is that of diffusers, of
         open_clip or of PEFT's adapters, or that of its reference or of the companions of one program."""
-        others = () if self.reference or "config.json" in self.companions else self.companions
+        others = () if self.reference or CONFIG in self.companions else self.companions
         names = (*(self.reference or self).inputs, *others)
         stems = (stem for beginning, stem in _STEMS.items() if any(name.startswith(beginning) for name in names))
         return next((stem for stem in stems if stem != OPEN_CLIP or "map" not in self.computed), MODEL)
@@ -354,15 +356,15 @@ class Source(_Fields):
         """Return the bytes of the companion `file` in the output: those of a configuration have `change`."""
         from ckptconv.formats import configs
 
-        config = self.configuration(change) if name == "config.json" else self.values.get(name)
-        if config is None or (file.size and (config == self.config or name != "config.json")):
+        config = self.configuration(change) if name == CONFIG else self.values.get(name)
+        if config is None or (file.size and (config == self.config or name != CONFIG)):
             return whole(file)
         data = configs.text_of(config).encode()
         return Inline(data, DTYPES["uint8"], (len(data),))
 
     def configuration(self, change: Change) -> Mapping[str, Any] | None:
         """Return `config` as the output has it, with `change`; unchanged, if it is no companion."""
-        file = self.companions.get("config.json")
+        file = self.companions.get(CONFIG)
         if self.config is None or file is None:
             return self.config
         from ckptconv.formats import configs

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import LimitError, UsageError
 from ckptconv.formats.model_files import SUFFIX
-from ckptconv.formats.source import ADAPTER, MODEL, OPEN_CLIP, Source
+from ckptconv.formats.source import ADAPTER, CONFIG, MODEL, OPEN_CLIP, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import computed, kinds, safetensors, selection
 from ckptconv.outputs.notices import Notices
@@ -98,7 +98,7 @@ def plan(source: Source, target: Target, options: Options) -> Output:
     source = source._replace(inputs=inputs, companions={} if of_states else source.companions)
     files, aliases, notices = safetensors_files(source, target, options) if source.is_model else ((), {}, Notices())
     contents = {name: source.content(name, file, notices.change) for name, file in source.companions.items()}
-    notices = notices if "config.json" in contents else warned_of_quantization(notices)
+    notices = notices if CONFIG in contents else warned_of_quantization(notices)
     copied = tuple(FilePlan(name, content.nbytes, _copied(content)) for name, content in contents.items())
     return output_of(target.holds, [source], target, options, (*copied, *files), aliases, notices)
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ckptconv.errors import FailedError, UsageError
 from ckptconv.formats import model_files
 from ckptconv.formats.run_names import POINTERS, TREES
-from ckptconv.formats.source import ADAPTER, MODEL, STEMS, Source
+from ckptconv.formats.source import ADAPTER, CONFIG, MODEL, STEMS, Source
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.options.option import former_given
 from ckptconv.options.registered import several
@@ -490,11 +490,9 @@ def default_output(source: Source, typed: Location, suffix: str = model_files.SU
     stem, _ = os.path.splitext(source.path)
     directory, slash, name = stem.rpartition("/")
     beside = typed.at(dirname(source.path))
-    if name == _TORCH_STEM:
-        from ckptconv.formats.model_directory import CONFIG
-
-        if CONFIG in beside.names and f"{MODEL}{model_files.SUFFIX}" not in beside.names:
-            name = MODEL  # which from_pretrained looks for
+    whole = f"{MODEL}{model_files.SUFFIX}"
+    if name == _TORCH_STEM and CONFIG in beside.names and whole not in beside.names:
+        name = MODEL  # which from_pretrained looks for
     return directory + slash + file_name(name)
 
 

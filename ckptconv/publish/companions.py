@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from importlib import import_module
 
 from ckptconv.formats.registered import LEAVING
-from ckptconv.formats.source import ADAPTER, Source
+from ckptconv.formats.source import ADAPTER, ADAPTER_CONFIG, CONFIG, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.computed import ways_of
 from ckptconv.outputs.kinds import is_set
@@ -32,11 +32,11 @@ def accompanied(source: Source, target: Target, options: Options, parts: Collect
     directory = dirname(target.path) if target.is_file else target.path
     may_be_less = options.include or options.exclude or is_set("partial", options)
     if source.config is None and may_be_less:
-        from ckptconv.formats import configs, model_directory
+        from ckptconv.formats import configs
 
         # A configuration that cannot be read is no error: this conversion neither reads nor writes it.
-        if model_directory.CONFIG not in goal.replaces:
-            place = Location(directory, dict(options.storage_options)).join(model_directory.CONFIG)
+        if CONFIG not in goal.replaces:
+            place = Location(directory, dict(options.storage_options)).join(CONFIG)
             source = source._replace(config=configs.known(place))
     for module in LEAVING if Location(source.path, dict(options.storage_options)).kind == "directory" else ():
         source, goal = import_module(module).with_left(source, goal, options.storage_options, stays, parts)
@@ -91,7 +91,5 @@ def _is_copied(origin: Source, source: Source, options: Options) -> bool:
 def _wanted(origin: Source, source: Source, options: Options) -> Collection[str] | None:
     """Return the names of the companions of `origin` that are copied; None: all. Without its own configuration, PEFT
     does not find an adapter: that file is copied without an option."""
-    from ckptconv.formats.model_directory import ADAPTER_CONFIG
-
     is_unasked = options.copy_config is None and origin is source and not is_repository(origin.path)
     return [ADAPTER_CONFIG] if is_unasked and origin.stem == ADAPTER else None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from ckptconv.formats import companions, pipelines
-from ckptconv.formats.model_directory import ADAPTER_CONFIG, QUANTIZED, Companions, companions_of
-from ckptconv.formats.source import Source
+from ckptconv.formats.model_directory import QUANTIZED, Companions, companions_of
+from ckptconv.formats.source import ADAPTER_CONFIG, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.computed import ways_of
 from ckptconv.storage.location import Location

@@ -7,8 +7,8 @@ from typing import Any
 
 from ckptconv.errors import UsageError
 from ckptconv.formats import model_files
-from ckptconv.formats.model_directory import ADAPTER_CONFIG, CONFIG
 from ckptconv.formats.run_names import LATEST, MAX_TAG, STATES
+from ckptconv.formats.source import ADAPTER_CONFIG, CONFIG
 from ckptconv.outputs.targets import pointer_of
 from ckptconv.publish.earlier import Directory, file_made_as
 from ckptconv.storage.location import Location

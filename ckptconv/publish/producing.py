@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ckptconv.errors import FailedError, UsageError
 from ckptconv.formats.optimizers import weights_key
-from ckptconv.formats.source import Source
+from ckptconv.formats.source import CONFIG, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.computed import reported
 from ckptconv.outputs.kinds import further
@@ -102,7 +102,7 @@ class _Production:
         theirs = {path for reference in self._references for path in files_behind(reference)}
         theirs.update(path for output in self._outputs if output.target.layout for path in output.target.layout.behind)
         # A directory may be meant by the configuration in it.
-        told = [path for file in self._options.files() for path in (file, join(file, "config.json"))]
+        told = [path for file in self._options.files() for path in (file, join(file, CONFIG))]
         named = [*inputs_behind(self._sources), *told]
         read = (file.path for file in self.inputs if file.path not in theirs)
         claims = [claim_of(output, self._sources, self._options) for output in self._outputs]

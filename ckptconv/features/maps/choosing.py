@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from ckptconv.features.maps.chosen import ChosenMap, of_record
 from ckptconv.features.maps.file import MAX_BYTES, SUFFIX, Map, catalogue, from_catalogue, parse_map
 from ckptconv.formats import companions
-from ckptconv.formats.model_directory import CONFIG, PARAMS
-from ckptconv.formats.source import Source
+from ckptconv.formats.model_directory import PARAMS
+from ckptconv.formats.source import CONFIG, Source
 from ckptconv.options.table import NONE
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, is_remote, normalize

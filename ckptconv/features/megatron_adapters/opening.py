@@ -12,8 +12,7 @@ from ckptconv.features.megatron_adapters.names import IN, JOINED, adapters_in, u
 from ckptconv.features.megatron_adapters.settings import configuration, others
 from ckptconv.features.megatron_adapters.training import Trained, trained
 from ckptconv.features.merge.files import read_adapters
-from ckptconv.formats.model_directory import ADAPTER_CONFIG
-from ckptconv.formats.source import ADAPTER, Source
+from ckptconv.formats.source import ADAPTER, ADAPTER_CONFIG, Source
 from ckptconv.tensors.moves import File
 from ckptconv.text import some
 

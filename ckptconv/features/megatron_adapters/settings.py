@@ -10,7 +10,7 @@ from ckptconv.features.megatron_adapters.training import Trained
 from ckptconv.features.merge.files import Adapter
 from ckptconv.features.merge.peft import PREFIX
 from ckptconv.formats.adapter_names import FACTOR
-from ckptconv.formats.model_directory import ADAPTER_CONFIG
+from ckptconv.formats.source import ADAPTER_CONFIG
 
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 _MODEL = "base_model_name_or_path"

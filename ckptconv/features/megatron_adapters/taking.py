@@ -16,8 +16,7 @@ from ckptconv.features.merge.files import read_adapters
 from ckptconv.formats import companions
 from ckptconv.formats.adapter_names import is_adapter
 from ckptconv.formats.detect import open_source
-from ckptconv.formats.model_directory import ADAPTER_CONFIG
-from ckptconv.formats.source import Source
+from ckptconv.formats.source import ADAPTER_CONFIG, Source
 from ckptconv.options.table import Options
 from ckptconv.storage.paths import normalize
 from ckptconv.tensors.lazy import LazyTensor

@@ -8,9 +8,8 @@ from typing import Any
 from ckptconv.features.megatron_core.arguments import EMBEDDINGS, HEAD, configuration
 from ckptconv.features.megatron_core.fsdp import FSDP
 from ckptconv.formats import companions
-from ckptconv.formats.model_directory import CONFIG
 from ckptconv.formats.registered import MEGATRON
-from ckptconv.formats.source import Source
+from ckptconv.formats.source import CONFIG, Source
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.tensors.moves import File
 from ckptconv.text import some

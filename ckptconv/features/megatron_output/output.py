@@ -37,9 +37,8 @@ from ckptconv.features.megatron_output.kind import NUMBERED
 from ckptconv.features.megatron_output.sharding import ADAPTER, LOCAL, TRANSFORMER_ENGINE, Sharded, sharded
 from ckptconv.features.megatron_output.states import remarks, stored_states, taken_out
 from ckptconv.features.torch_files.tree import TorchTree
-from ckptconv.formats.model_directory import CONFIG
 from ckptconv.formats.run_names import TREES
-from ckptconv.formats.source import Source
+from ckptconv.formats.source import CONFIG, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import selection
 from ckptconv.outputs.planning import Output

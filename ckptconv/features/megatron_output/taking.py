@@ -7,8 +7,7 @@ from typing import Any
 
 from ckptconv.features.dcp_output import taking
 from ckptconv.formats.companions import configurations
-from ckptconv.formats.model_directory import CONFIG
-from ckptconv.formats.source import Source
+from ckptconv.formats.source import CONFIG, Source
 from ckptconv.formats.values import number_in
 from ckptconv.options.table import Options
 from ckptconv.process import of_feature

@@ -15,8 +15,7 @@ from ckptconv.features.merge.targets import Targets, read_targets
 from ckptconv.formats import companions, configs
 from ckptconv.formats.adapter_names import is_adapter, other_program
 from ckptconv.formats.detect import open_source
-from ckptconv.formats.model_directory import ADAPTER_CONFIG, CONFIG
-from ckptconv.formats.source import Source, combined
+from ckptconv.formats.source import ADAPTER_CONFIG, CONFIG, Source, combined
 from ckptconv.options.table import CHANGING
 from ckptconv.plan import Input
 from ckptconv.storage.location import Location

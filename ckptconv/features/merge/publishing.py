@@ -8,8 +8,7 @@ from typing import Any
 from ckptconv.errors import UsageError
 from ckptconv.features.merge.files import KEYS
 from ckptconv.formats.adapter_names import FACTOR
-from ckptconv.formats.model_directory import ADAPTER_CONFIG
-from ckptconv.formats.source import ADAPTER
+from ckptconv.formats.source import ADAPTER, ADAPTER_CONFIG
 from ckptconv.outputs.truths import Weights
 from ckptconv.text import count_of, quoted
 

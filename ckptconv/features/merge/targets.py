@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ckptconv.errors import UnsupportedError
-from ckptconv.formats.model_directory import ADAPTER_CONFIG
+from ckptconv.formats.source import ADAPTER_CONFIG
 from ckptconv.structure.regexes import ExpressionError, LimitsError, first_matches
 from ckptconv.text import some
 

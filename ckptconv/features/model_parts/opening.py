@@ -10,11 +10,8 @@ from ckptconv.features.model_parts.numbers import numbers_in
 from ckptconv.features.model_parts.options import PartOptions
 from ckptconv.features.model_parts.parting import Part
 from ckptconv.formats import companions
-from ckptconv.formats.model_directory import (
-    CONFIG,
-    QUANTIZED,
-)
-from ckptconv.formats.source import Source
+from ckptconv.formats.model_directory import QUANTIZED
+from ckptconv.formats.source import CONFIG, Source
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import normalize
 

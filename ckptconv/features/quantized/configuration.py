@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from ckptconv.errors import UnsupportedError
 from ckptconv.features.quantized.words import NAMES_OF_COMPRESSED, Statement
 from ckptconv.formats import companions, configs
-from ckptconv.formats.model_directory import CONFIG, QUANTIZED
+from ckptconv.formats.model_directory import QUANTIZED
+from ckptconv.formats.source import CONFIG
 from ckptconv.text import brief
 
 # The key of ComfyUI in the metadata of safetensors.

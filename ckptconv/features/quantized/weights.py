@@ -12,8 +12,8 @@ from ckptconv.features.quantized import configuration, joining
 from ckptconv.features.quantized.configuration import COMFY, Configuration
 from ckptconv.features.quantized.joining import Weight
 from ckptconv.formats import companions
-from ckptconv.formats.model_directory import CONFIG, QUANTIZED
-from ckptconv.formats.source import Quantized, Source
+from ckptconv.formats.model_directory import QUANTIZED
+from ckptconv.formats.source import CONFIG, Quantized, Source
 from ckptconv.formats.values import first_bytes
 from ckptconv.pickles.nodes import Composite
 from ckptconv.plan import Input

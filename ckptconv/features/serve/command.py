@@ -41,8 +41,8 @@ def serve(source: Checkpoint, *, host: str = "127.0.0.1", port: int = 0, **optio
     from ckptconv.cli.console import say
     from ckptconv.features.serve.server import Server
     from ckptconv.features.virtual_files.files import VirtualFiles
-    from ckptconv.formats.model_directory import CONFIG
     from ckptconv.formats.model_files import INDEX_SUFFIX, SUFFIX
+    from ckptconv.formats.source import CONFIG
     from ckptconv.process import settled
 
     shown = output_of("serve", options)
