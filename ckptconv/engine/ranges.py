@@ -6,7 +6,7 @@ import bisect
 from collections.abc import Callable, Generator, Iterator, Sequence
 
 from ckptconv.engine.tasks import ALIGNMENT, Needs, Piece, Task, Window
-from ckptconv.engine.worker import Worker
+from ckptconv.engine.worker import Tally, Worker
 from ckptconv.plan import Data, FilePlan, Literal
 from ckptconv.storage.files import check_unchanged, is_read_far
 from ckptconv.storage.packed import SpoolingReaders
@@ -18,8 +18,8 @@ from ckptconv.tensors.moves import File, Runs
 class FileBytes:
     """The bytes of one planned file, which consists of literals and tensors. For any number of threads.
 
-    `readers` read its inputs, of stores with these `options`. `on_overflow` is called when finite values in the bytes
-    read became infinite in a cast.
+    `readers` read its inputs, of stores with these `options`. `on_lost` is called with the tally of a window in which
+    values became infinite or zero in a cast.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class FileBytes:
         file: FilePlan,
         readers: SpoolingReaders,
         options: Options | None = None,
-        on_overflow: Callable[[], object] = lambda: None,
+        on_lost: Callable[[Tally], object] = lambda tally: None,
     ) -> None:
         parts: list[Literal | Data] = []
         for part in file.parts:
@@ -40,7 +40,7 @@ class FileBytes:
         self._starts = [part.offset for part in parts]
         self._far = any(map(is_read_far, file.inputs()))
         self._readers, self._options = readers, options
-        self._on_overflow = on_overflow
+        self._on_lost = on_lost
 
     def read(
         self, start: int, stop: int, *, unit: int, memory: int, requests: int
@@ -71,9 +71,9 @@ class FileBytes:
             # Only now: bytes read before are of the version that is present now. Each request to a store checks that.
             check_unchanged((file for file in touched if not is_read_far(file)), self._options)
             touched.clear()
-            if worker.tally.overflows:
-                worker.tally.overflows = 0
-                self._on_overflow()
+            if worker.tally.infinite or worker.tally.zero:
+                self._on_lost(worker.tally)
+                worker.tally = Tally()
             yield data
 
     def _windows(self, start: int, stop: int, unit: int) -> Iterator[Task]:

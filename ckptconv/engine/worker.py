@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -23,6 +24,7 @@ from ckptconv.storage.records import combine
 from ckptconv.storage.writing import Writer
 from ckptconv.tensors.lazy import Convert, Stored
 from ckptconv.tensors.moves import GAP, Assembled, Cut, File, Gather, Kernel, Move, Runs
+from ckptconv.text import some
 
 if TYPE_CHECKING:
     from ckptconv.storage.reading import Sources
@@ -39,25 +41,36 @@ _SMALL, _NUMBER = 8, 8
 
 @dataclass(eq=False, repr=False)
 class Tally:
-    """Figures of carrying out a plan: bytes read, written and verified, and finite values that became infinite."""
+    """Figures of carrying out a plan: bytes read, written and verified, and by name of a tensor, how many of its values
+    became infinite, and zero."""
 
     bytes_read: int = 0
     bytes_written: int = 0
     bytes_verified: int = 0
-    overflows: int = 0
+    infinite: Counter[str] = field(default_factory=Counter)
+    zero: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: Tally) -> None:
         self.bytes_read += other.bytes_read
         self.bytes_written += other.bytes_written
         self.bytes_verified += other.bytes_verified
-        self.overflows += other.overflows
+        self.infinite.update(other.infinite)
+        self.zero.update(other.zero)
 
-    def overflowed(self, dtype: str) -> str:
-        """Return a warning of the values that became infinite in a cast to `dtype`; "" if none did."""
-        if not self.overflows:
-            return ""
-        values = "1 value was" if self.overflows == 1 else f"{self.overflows:,} values were"
-        return f"{values} too large for {dtype} and became infinite."
+    def lost(self, dtype: str) -> dict[str, str]:
+        """Return a warning of the values that became "infinite" in a cast to `dtype`, and of those that became "zero".
+
+        It names the tensors with most of them first.
+        """
+        warnings = {}
+        for counts, size, became in ((self.infinite, "large", "infinite"), (self.zero, "small", "zero")):
+            if counts:
+                total = sum(counts.values())
+                values = "1 value was" if total == 1 else f"{total:,} values were"
+                names = sorted(counts.keys() - {""}, key=lambda name: (-counts[name], name))
+                where = f", in {some(names, 3)}" if names else ""
+                warnings[became] = f"{values} too {size} for {dtype} and became {became}{where}."
+        return warnings
 
 
 class Done(NamedTuple):
@@ -83,7 +96,8 @@ class _Span:
 class _Alike:
     """Small conversions done at once, which make bytes `start` to `stop` of a window.
 
-    `kernel` is applied to the `nbytes` bytes at `ranges` (offset, length) of `file`, one range for each tensor.
+    `kernel` is applied to the `nbytes` bytes at `ranges` (offset, length) of `file`, one range for each tensor of
+    `names`.
     """
 
     file: File
@@ -92,6 +106,7 @@ class _Alike:
     stop: int
     nbytes: int
     ranges: list[tuple[int, int]]
+    names: list[str]
 
 
 def _is_simple(tensor: Convert, start: int, stop: int) -> bool:
@@ -104,8 +119,8 @@ def _is_simple(tensor: Convert, start: int, stop: int) -> bool:
     )
 
 
-def _add_alike(known: list[_Alike], tensor: Convert, start: int, stop: int, at: int, most: int) -> None:
-    """Add the conversion that makes bytes `start` to `stop` of `tensor` at byte `at` of the window to `known`.
+def _add_alike(known: list[_Alike], tensor: Convert, name: str, start: int, stop: int, at: int, most: int) -> None:
+    """Add the conversion that makes bytes `start` to `stop` of a tensor at byte `at` of the window to `known`.
 
     It joins the last entry if it continues that one and both together read at most `most` bytes.
     """
@@ -120,9 +135,10 @@ def _add_alike(known: list[_Alike], tensor: Convert, start: int, stop: int, at: 
         or (last.file, last.kernel, last.stop) != (stored.file, tensor.kernel, at)
         or (last.nbytes + nbytes > most)
     ):
-        last = _Alike(stored.file, tensor.kernel, at, at, 0, [])
+        last = _Alike(stored.file, tensor.kernel, at, at, 0, [], [])
         known.append(last)
     last.ranges.append((offset, nbytes))
+    last.names.append(name)
     last.nbytes += nbytes
     last.stop += stop - start
 
@@ -156,6 +172,7 @@ class Worker:
         self.number: tuple[Any, bytes] = (None, b"")
         self.junk = memoryview(bytearray(GAP))
         self.tally = Tally()
+        self.name = ""  # of the tensor that is being made
         self.trailers: set[int] = set()
 
     def run(self, task: Task) -> int:
@@ -236,13 +253,14 @@ class Worker:
                     continue
                 if isinstance(part, Trailer):
                     continue  # computed from the bytes before it, at the end
+            self.name = part.name if type(part) is Data else ""
             tensor = part.tensor
             # Many small tensors share these with the one before.
             if type(tensor) is Stored and tensor.file is near and tensor.shape is shape and tensor.strides is strides:
                 ranges.append((tensor.offset + start, out[base + start : base + stop]))
                 continue
             if type(tensor) is Convert and stop - start <= small and _is_simple(tensor, start, stop):
-                _add_alike(alike, tensor, start, stop, base + start, self.unit)
+                _add_alike(alike, tensor, self.name, start, stop, base + start, self.unit)
                 continue
             if is_dense(tensor):
                 # Consecutive tensors are mostly in the same file, and looking one up takes time.
@@ -280,11 +298,29 @@ class Worker:
             alike.file,
             [(at, packed[end - length : end]) for (at, length), end in zip(alike.ranges, ends, strict=True)],
         )
-        _, overflows = kernels.apply((alike.kernel,), packed, out[alike.start : alike.stop])
-        self.tally.overflows += overflows
+        made = out[alike.start : alike.stop]
+        _, lost = kernels.apply((alike.kernel,), packed, made)
+        if any(lost):
+            # Once more for each tensor, as few have any.
+            size, into = len(packed), len(made)
+            for name, (_, length), end in zip(alike.names, alike.ranges, ends, strict=True):
+                self.name, start = name, end - length
+                self._applied((alike.kernel,), packed[start:end], made[start * into // size : end * into // size])
+
+    def _applied(self, steps: Sequence[Kernel], data: memoryview, out: memoryview | None) -> memoryview:
+        """Return `data` passed through kernels, and count what the tensor that is being made loses."""
+        from ckptconv.tensors import kernels
+
+        result, lost = kernels.apply(steps, data, out)
+        if lost.infinite:
+            self.tally.infinite[self.name] += lost.infinite
+        if lost.zero:
+            self.tally.zero[self.name] += lost.zero
+        return result
 
     def place(self, tile: Tile) -> int:
         assert self.writer is not None
+        self.name = tile.part.name
         target = tile.move.target.shifted(tile.part.offset)
         offsets, length = target.offsets(), target.length
         at = left = 0  # where the run begins that is not yet whole, and how much of it is missing
@@ -305,7 +341,6 @@ class Worker:
 
         A move that only reorders and converts is made piece by piece, from bytes that were read at once.
         """
-        from ckptconv.tensors import kernels
 
         gather, *steps = move.kernels or (None,)
         size = move.target.nbytes
@@ -317,9 +352,7 @@ class Worker:
             data = self._packed(move.file, move.source)
             for start, piece in slices(gather, self.unit // max(item, gather.itemsize)):
                 out = self.window[: math.prod(piece.shape) * item]
-                result, overflows = kernels.apply((piece, *steps), data[start:], out)
-                self.tally.overflows += overflows
-                yield result
+                yield self._applied((piece, *steps), data[start:], out)
             return
         if move.kernels and len(self.window) < size:
             self.window = memoryview(bytearray(size))
@@ -336,6 +369,7 @@ class Worker:
         written = 0
         for (part, start, stop), moves in pieces:
             out = self.window[: stop - start]
+            self.name = part.name if isinstance(part, Data) else ""
             for move, data in zip(moves, spans, strict=False):
                 target = move.target.shifted(-start)
                 to = None if target.grid else out[target.offset : target.stop]
@@ -357,9 +391,7 @@ class Worker:
 
         assert isinstance(move.source, Runs)
         picked = kernels.pick(data, move.source._replace(offset=0), None if move.kernels else out)
-        result, overflows = kernels.apply(move.kernels, picked, out)
-        self.tally.overflows += overflows
-        return result
+        return self._applied(move.kernels, picked, out)
 
     def _read_together(self, sources: list[tuple[File | None, Runs | bytes | Assembled]]) -> list[memoryview | None]:
         """Return for each of `sources` the bytes from its first run to its last, and read overlapping ones at once.
@@ -398,15 +430,12 @@ class Worker:
 
     def _result(self, move: Move, out: memoryview | None = None) -> memoryview:
         """Return the bytes that `move` makes, in the order of its target; in `out`, if that is given."""
-        from ckptconv.tensors import kernels
 
         if isinstance(move.source, Runs):
             data = self._packed(move.file, move.source)
         else:
             data = memoryview(move.source) if isinstance(move.source, bytes) else self._assembled(move.source)
-        result, overflows = kernels.apply(move.kernels, data, out)
-        self.tally.overflows += overflows
-        return result
+        return self._applied(move.kernels, data, out)
 
     def _assembled(self, source: Assembled) -> memoryview:
         """Return the bytes that the moves of `source` make, not to be written to."""

@@ -233,8 +233,7 @@ def _warnings(outputs: Sequence[Output], chosen: Options, checksums: Checksums |
             f"The tensor-parallel ranks differ in {len(done.differing)} states of unsplit parameters; the states of "
             f"the first rank were taken: {some(done.differing, form=str)}."
         )
-    if warning := done.tally.overflowed(chosen.dtype or "their dtype"):
-        yield warning
+    yield from done.tally.lost(chosen.dtype or "their dtype").values()
     for output in outputs:
         if is_remote(output.target.path):
             sent = ((output.target.final(file.name), file.size) for file in output.plan.files)

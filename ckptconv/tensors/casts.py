@@ -2,8 +2,7 @@
 
 A cast rounds the stored value once, to nearest, ties to even. NaN stays NaN, with its sign, the leading bits of its
 payload, and the quiet bit set, the same on every machine. Only bfloat16 → float32 keeps all bits unchanged, because a
-bfloat16 is the upper half of a float32. A value that rounds beyond the largest finite number becomes infinite, and is
-counted.
+bfloat16 is the upper half of a float32. Values that become infinite, or zero, are counted.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from ckptconv.errors import UsageError
 from ckptconv.tensors.dtypes import DTYPES, can_cast
-from ckptconv.tensors.float_formats import FORMATS, float32_table, numpy_module, scratch
+from ckptconv.tensors.float_formats import FORMATS, SCALES, float32_table, numpy_module, scratch
 from ckptconv.tensors.moves import Cast
 
 if TYPE_CHECKING:
@@ -50,6 +49,23 @@ def cast(kernel: Cast, data: memoryview, out: memoryview) -> int:
                 values = between[: len(values)]
             overflows += steps[-1](values, result[start : start + block], room[: len(values)])
     return overflows
+
+
+def vanished(kernel: Cast, data: memoryview, out: memoryview) -> int:
+    """Return how many numbers of `data` that are not zero `kernel` made zero in `out`."""
+    source, target = kernel
+    if source not in SCALES and FORMATS[source].least >= FORMATS[target].least:
+        return 0
+    zeros = _zeros(target, out)
+    return zeros - _zeros(source, data) if zeros and source not in SCALES else zeros
+
+
+def _zeros(dtype: str, data: memoryview) -> int:
+    np = numpy_module()
+    bits = np.frombuffer(data, FORMATS[dtype].code)
+    magnitude = bits.dtype.type(sign_of(bits) - 1)
+    blocks = range(0, len(bits), _BLOCK)
+    return len(bits) - sum(int(np.count_nonzero(bits[at : at + _BLOCK] & magnitude)) for at in blocks)
 
 
 # A step of a cast: takes the source bits, the result bits, and scratch space of as many uint32. Returns how many finite

@@ -76,6 +76,11 @@ class FloatFormat(NamedTuple):
         return ((1 << self.exponent) - 1) << self.mantissa
 
     @property
+    def least(self) -> int:
+        """The exponent of the smallest number that is not zero."""
+        return 1 - self.bias - self.mantissa
+
+    @property
     def quiet(self) -> int:
         return 1 << (self.mantissa - 1)
 

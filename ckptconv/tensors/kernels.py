@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import UsageError
 from ckptconv.process import go_on
-from ckptconv.tensors.casts import cast, sign_of
+from ckptconv.tensors.casts import cast, sign_of, vanished
 from ckptconv.tensors.computing import Bits, Join, Tile, WeightedSum
 from ckptconv.tensors.dtypes import DTYPES, SUMMED, DType, can_cast, itemsize_of_components
 from ckptconv.tensors.float_formats import FORMATS, SCALES, numbers, numpy_module, scratch
@@ -44,15 +44,22 @@ _LONG_RUN, _FEW_RUNS = 4096, 16
 # --------------------------------------------------------------------------------------------------------- interface
 
 
-def apply(kernels: Sequence[Kernel], data: Buffer, out: memoryview | None = None) -> tuple[memoryview, int]:
-    """Pass `data` through `kernels` in turn. Return the result, and how many finite values became infinite in a cast.
+class Lost(NamedTuple):
+    """How many finite values became infinite, and how many that are not zero became zero, in casts."""
+
+    infinite: int
+    zero: int
+
+
+def apply(kernels: Sequence[Kernel], data: Buffer, out: memoryview | None = None) -> tuple[memoryview, Lost]:
+    """Pass `data` through `kernels` in turn. Return the result, and how many values were lost.
 
     `out`, if given, has exactly the result's length, receives it, and may not overlap `data`. Raises UsageError for an
     unsupported cast, ValueError if the data does not fit the kernels.
     """
     go_on()
     view = memoryview(data).cast("B")
-    overflows = 0
+    infinite = zero = 0
     for index, kernel in enumerate(kernels):
         if isinstance(kernel, Cut):
             if not 0 <= kernel.start <= kernel.stop <= len(view):
@@ -66,13 +73,15 @@ def apply(kernels: Sequence[Kernel], data: Buffer, out: memoryview | None = None
         else:
             result = scratch(f"kernel {index % 2}", size).data
         _check_room(result, size)
-        overflows += FUNCTIONS[type(kernel)](kernel, view, result)
+        infinite += FUNCTIONS[type(kernel)](kernel, view, result)
+        if isinstance(kernel, Cast):
+            zero += vanished(kernel, view, result)
         view = result
     if out is not None and view is not out:
         _check_room(out, len(view))
         out[:] = view
         view = out
-    return view, overflows
+    return view, Lost(infinite, zero)
 
 
 def scatter(out: memoryview, target: Runs, data: Buffer) -> None:

@@ -38,8 +38,8 @@ def run(kernel: Kernel, data: bytes) -> bytes:
 
 
 def cast(source: str, target: str, data: bytes) -> tuple[bytes, int]:
-    result, overflows = apply((Cast(source, target),), data)
-    return bytes(result), overflows
+    result, lost = apply((Cast(source, target),), data)
+    return bytes(result), lost.infinite
 
 
 def tensor(dtype: str, data: bytes) -> torch.Tensor:
@@ -302,6 +302,22 @@ def test_one_overflow_is_found_among_numbers_of_the_other_sign(sign: float) -> N
     result, overflows = cast("float32", "float16", raw(sign * torch.tensor([-1.0, -2.0, 1e30, -3.0])))
     assert overflows == 1
     assert tensor("float16", result)[2].item() == sign * math.inf
+
+
+@pytest.mark.parametrize("source", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize("target", ["float16", "bfloat16", "float32"])
+@given(st.lists(st.floats(allow_nan=True, width=64) | st.floats(-1e-300, 1e-300), min_size=1))
+def test_numbers_that_become_zero_are_counted_and_zeros_not(source: str, target: str, values: list[float]) -> None:
+    numbers = [*values, 0.0, -0.0, 1e-8, -1e-41, math.inf, math.nan]
+    before = torch.tensor(numbers, dtype=torch.float64).to(getattr(torch, source))
+    result, lost = apply((Cast(source, target),), raw(before))
+    after = tensor(target, bytes(result))
+    assert lost.zero == int(((after == 0) & (before != 0)).sum())
+
+
+def test_scales_that_become_zero_are_counted() -> None:
+    # The smallest float16 is 2**-24, and 2**-25 rounds to zero, the even one.
+    assert apply((Cast("float8_e8m0fnu", "float16"),), bytes(range(256)))[1].zero == 127 - 24
 
 
 def test_overflows_of_all_blocks_are_added_up() -> None:

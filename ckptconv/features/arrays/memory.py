@@ -11,7 +11,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, FailedError, LimitError, UsageError
@@ -129,7 +129,7 @@ class Memory:
             check_unchanged(file for file, memory in used.items() if memory is not None)
             copied = [item for item, array in zip(wanted, results, strict=True) if array is None]
             _check_growth(copied)
-            tensors: list[LazyTensor] = []
+            tensors: dict[str, LazyTensor] = {}
             buffers: list[memoryview] = []
             for index, item in enumerate(wanted):
                 key = _key(item, framework)
@@ -137,7 +137,7 @@ class Memory:
                     results[index] = known.get(key)
                 if results[index] is None:
                     results[index], buffer = _blank(item, framework)
-                    tensors.append(item.tensor)
+                    tensors[item.name] = item.tensor
                     buffers.append(buffer)
                 if key is not None:
                     known.setdefault(key, results[index])
@@ -148,7 +148,7 @@ class Memory:
     def fill(self, tensor: LazyTensor, buffer: memoryview) -> None:
         """Read `tensor` into `buffer`, in C order. Raise and warn as `arrays` does."""
         with self._reading() as readers:
-            self._fill([tensor], [buffer], readers)
+            self._fill({"": tensor}, [buffer], readers)
 
     def _over(self, wanted: WantedArray, framework: Framework, used: dict[File, mmap.mmap | None]) -> Any:
         """Return an array over a map of the file; None if the tensor cannot be used as it lies there. `used` are the
@@ -178,14 +178,14 @@ class Memory:
                 self._maps[file] = _map(file)
             return self._maps[file]
 
-    def _fill(self, tensors: Sequence[LazyTensor], buffers: Sequence[memoryview], readers: SpoolingReaders) -> None:
+    def _fill(self, tensors: Mapping[str, LazyTensor], buffers: Sequence[memoryview], readers: SpoolingReaders) -> None:
         if not tensors:
             return
         # Most programs read maps alone.
         from ckptconv.engine.execute import carry_out
 
         starts = list(itertools.accumulate((len(buffer) for buffer in buffers), initial=0))
-        parts = tuple(Data(start, tensor, "") for start, tensor in zip(starts, tensors, strict=False))
+        parts = tuple(Data(start, tensor, name) for start, (name, tensor) in zip(starts, tensors.items(), strict=False))
         plan = FilePlan("", starts[-1], parts)
         files = list(dict.fromkeys(file.stored for file in plan.inputs()))
         far = any(is_far(file.path) for file in files)
@@ -194,7 +194,7 @@ class Memory:
         tally = carry_out(plan, _Buffers(buffers, starts), readers, jobs=None if shared else 1, memory=memory)
         # Each request for a remote file asks for the version that was opened.
         check_unchanged(file for file in files if not is_far(file.path))
-        if warning := tally.overflowed("the requested dtype"):
+        for warning in tally.lost("the requested dtype").values():
             warn(warning)
 
 

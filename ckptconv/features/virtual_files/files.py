@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.engine.ranges import FileBytes
+from ckptconv.engine.worker import Tally
 from ckptconv.errors import CorruptError, UsageError
 from ckptconv.formats import companions, opening
 from ckptconv.formats.change import UNCHANGED, Change
@@ -55,19 +56,21 @@ class VirtualFile(NamedTuple):
         return self.bytes.size
 
 
-class Overflows:
-    """Warns of values that became infinite in a cast to `dtype`, once for each file. `warn` may be set to say it."""
+class LostValues:
+    """Warns of values that became infinite in a cast to `dtype`, and of those that became zero, once for each file.
+    `warn` may be set to say it."""
 
     def __init__(self, dtype: str) -> None:
         self._dtype = dtype
-        self._files: set[str] = set()
+        self._known: set[tuple[str, str]] = set()
         self.warn: Callable[[str], object] = warnings.warn
 
-    def add(self, name: str) -> None:
-        """Warn of such values in a file."""
-        if name not in self._files:
-            self._files.add(name)
-            self.warn(f"{name}: values were too large for {self._dtype} and became infinite.")
+    def add(self, name: str, tally: Tally) -> None:
+        """Warn of the values in the `tally` of a window of a file."""
+        for became, warning in tally.lost(self._dtype).items():
+            if (name, became) not in self._known:
+                self._known.add((name, became))
+                self.warn(f"{name}: at least {warning}")
 
 
 class VirtualFiles(Mapping[str, VirtualFile]):
@@ -77,8 +80,8 @@ class VirtualFiles(Mapping[str, VirtualFile]):
     cast and shard. Only descriptions are read. Bytes are computed when they are read, by any number of threads, and
     equal those that `convert` writes. Pickled, it is opened again. `version` is a hash of everything that decides them.
     `warnings` and `notes` are those that the report of `convert` would have before anything is written; reading values
-    that become infinite in a cast warns. Raise a `CkptconvError` as `convert` does; CorruptError from `read` for an
-    input that has changed since.
+    that become infinite or zero in a cast warns. Raise a `CkptconvError` as `convert` does; CorruptError from `read`
+    for an input that has changed since.
     """
 
     version: str
@@ -93,7 +96,7 @@ class VirtualFiles(Mapping[str, VirtualFile]):
             raise UsageError("A virtual checkpoint describes the weights of one rank or of all ranks joined.")
         self._given = (path, dict(options))
         self._closed = False
-        self.overflows = Overflows(chosen.dtype or "their dtype")
+        self.lost = LostValues(chosen.dtype or "their dtype")
         known = dict(chosen.storage_options)
         place = Location(path, known)
         change = UNCHANGED
@@ -135,7 +138,7 @@ class VirtualFiles(Mapping[str, VirtualFile]):
 
     def _file(self, file: FilePlan, options: dict[str, Any]) -> VirtualFile:
         copied = [original.stamp for original in file.inputs()] if not isinstance(file.parts[0], Literal) else []
-        content = FileBytes(file, self._readers, options, partial(self.overflows.add, file.name))
+        content = FileBytes(file, self._readers, options, partial(self.lost.add, file.name))
         return VirtualFile(content, _hash(self.version, file.name, *copied))
 
     def read(

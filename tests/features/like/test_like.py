@@ -208,7 +208,7 @@ def test_a_value_that_a_cast_makes_infinite_is_told(source: Path, tmp_path: Path
     torch.save({"w": torch.tensor([1.0, 1e30])}, tmp_path / "w.pt")
     save_file({"w": torch.ones(2, dtype=torch.float16)}, tmp_path / "half.safetensors")
     report = convert(tmp_path / "w.pt", tmp_path / "w.safetensors", like=tmp_path / "half.safetensors")
-    assert report.warnings == ["1 value was too large for their dtype and became infinite."]
+    assert report.warnings == ["1 value was too large for their dtype and became infinite, in 'w'."]
 
 
 def test_a_training_checkpoint_in_fp32_is_cast_to_what_the_reference_has(tmp_path: Path) -> None:

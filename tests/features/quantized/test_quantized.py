@@ -1071,7 +1071,7 @@ def test_values_too_large_for_float16_are_counted(tmp_path: Path) -> None:
     given = {"x.weight": large, "x.weight_scale": torch.tensor(300.0)}
     source = model_directory(tmp_path / "in", given, {"quant_method": "fp8"})
     report = ckptconv.convert(source, tmp_path / "out", dequantize=True, dtype="float16")
-    assert report.warnings == ["12 values were too large for float16 and became infinite."]
+    assert report.warnings == ["12 values were too large for float16 and became infinite, in 'x.weight'."]
 
 
 def test_what_is_read_is_read_through_links(tmp_path: Path) -> None:

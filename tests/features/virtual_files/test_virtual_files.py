@@ -244,14 +244,14 @@ def test_values_that_become_infinite_are_warned_of(tmp_path: Path) -> None:
     with VirtualFiles(tmp_path / "m.pt", dtype="float16") as files:
         header = files["model.safetensors"].size - 2004
         files.read_bytes("model.safetensors", 0, header + 2000)
-        with pytest.raises(UserWarning, match=r"model\.safetensors: values were too large for float16"):
+        with pytest.raises(UserWarning, match=r"model\.safetensors: at least 1 value was too large for float16"):
             files.read_bytes("model.safetensors")
     told: list[str] = []
     with VirtualFiles(tmp_path / "m.pt", dtype="float16") as files:
-        files.overflows.warn = told.append
+        files.lost.warn = told.append
         for _ in range(2):
             files.read_bytes("model.safetensors")
-        assert told == ["model.safetensors: values were too large for float16 and became infinite."]
+        assert told == ["model.safetensors: at least 1 value was too large for float16 and became infinite, in 'b'."]
 
 
 def test_what_is_not_made_of_weights_of_all_ranks_is_refused() -> None:

@@ -487,6 +487,15 @@ def test_values_too_large_for_the_dtype_become_infinite_and_are_counted(tmp_path
     assert "1 value was" in converted(torch_file(tmp_path, {"w": torch.tensor([1e9])}), "--dtype", "float16").err
 
 
+def test_values_too_small_for_the_dtype_become_zero_and_are_counted(tmp_path: Path) -> None:
+    values = torch.tensor([1e-9, 2.0**-24, -1e-12, 0.0, -0.0, 1.0])
+    transposed = torch.full((300, 200), 1e-20).t()
+    path = torch_file(tmp_path, {"a": values, "fine": torch.ones(9), "t": transposed, "w": values.clone()})
+    (warning,) = converted(path, "--dtype", "float16", "--json").json["warnings"]
+    assert warning == "60,004 values were too small for float16 and became zero, in 't', 'a', 'w'."
+    assert not converted(path, "--dtype", "bfloat16", "--json").json["warnings"]
+
+
 def test_tied_names_are_stored_once_or_each(tmp_path: Path) -> None:
     path = torch_file(tmp_path, tied_weights())
     expected = dict(torch_loaded(path))
