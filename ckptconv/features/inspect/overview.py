@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptconv.cli.lines import NARROW, Line, Words, fitted, table_row
 from ckptconv.features.inspect.module_tree import Row, fitting_depth, rows, tree
-from ckptconv.features.inspect.summary import NOT_READ, Summary
+from ckptconv.features.inspect.summary import NOT_READ, Summary, shown_value
 from ckptconv.process import no_garbage
 from ckptconv.text import cells, count_of, cut, cut_column, format_size, padded, printable, some
 
@@ -284,8 +284,8 @@ def _others(summary: Summary, width: int | None, verbose: bool) -> Iterator[Line
     most = len(values) if verbose else CHILDREN
     yield []
     yield [Words("other values:")]
-    for name, text in list(values.items())[:most]:
-        yield fitted([Words("  "), Words(name, "name"), Words(f": {text}")], width)
+    for name, value in list(values.items())[:most]:
+        yield fitted([Words("  "), Words(name, "name"), Words(f": {shown_value(value)}")], width)
     if len(values) > most:
         yield fitted(
             [Words(f"  … and {count_of(len(values) - most, 'more value')} (--verbose lists them)", "dim")], width

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from ckptconv.features.inspect.summary import Summary
+from ckptconv.features.inspect.summary import Summary, shown_value
 from ckptconv.features.reporting.page import numbers, page_with, tensors_of
 from ckptconv.features.reporting.statistics import Statistics
 from ckptconv.text import format_size, printable
@@ -29,7 +29,7 @@ def _data_of(path: str, summary: Summary) -> dict[str, Any]:
         "counts": [[printable(kind), f"{count:,}"] for kind, count in summary.counts.items()],
         "totals": [[n, total.tensors, total.elements, total.bytes] for n, total in summary.totals.items()],
         "stats": [_numbers(row.stats) for row in summary.tensors] if summary.not_finite is not None else None,
-        "values": [[printable(name), printable(str(value))] for name, value in summary.values.items()],
+        "values": [[printable(name), shown_value(value)] for name, value in summary.values.items()],
         "opaque": list(map(printable, summary.opaque)),
         "classes": [printable(name) for name in summary.classes if name not in summary.opaque],
         "notes": list(map(printable, [*summary.notes, *summary.tables])),

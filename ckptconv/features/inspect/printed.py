@@ -22,7 +22,7 @@ _ANY_NUMBER = {"type": ["number", "null"]}
 _PLAIN = ["string", "integer", "number", "boolean", "object", "array", "null"]
 # Constraints that the type of a field does not show.
 MORE: dict[tuple[type, str], dict[str, Any]] = {
-    (Summary, "values"): {"type": "object", "additionalProperties": {"type": ["string", "boolean", "number"]}},
+    (Summary, "values"): {"type": "object", "additionalProperties": {"type": ["string", "boolean", "number", "array"]}},
     (Summary, "facts"): {"type": "object", "additionalProperties": {"type": _PLAIN}},
     (Statistics, "min"): _ANY_NUMBER,
     (Statistics, "max"): _ANY_NUMBER,

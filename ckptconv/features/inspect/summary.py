@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import heapq
+import json
 import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckptconv.cli.registered import COMMANDS
 from ckptconv.features.inspect.module_tree import ModuleInfo, totals, tree
@@ -28,7 +29,7 @@ from ckptconv.structure.choice import Choice
 from ckptconv.structure.dtype_views import original
 from ckptconv.tensors.lazy import Concat, Convert, Inline, LazyTensor, Narrow, Partitioned, Stored, Tagged, View
 from ckptconv.tensors.moves import File
-from ckptconv.text import Shown, brief
+from ckptconv.text import Shown, brief, printable
 
 if TYPE_CHECKING:
     from ckptconv.features.reporting.statistics import Statistics
@@ -37,8 +38,11 @@ if TYPE_CHECKING:
 LARGEST = 10
 # How a note or warning begins on what is beside that which was read.
 NOT_READ = "Not read: "
-# The most values, the most characters of each and of each key, and the longest name below which values are searched.
-_VALUES, _LONGEST, _DEEPEST = 1000, 200, 2000
+# The most values, the most characters of each and of each key, the most elements of a list, and the longest name below
+# which values are searched.
+_VALUES, _LONGEST, _ITEMS, _DEEPEST = 1000, 200, 20, 2000
+# A value of a checkpoint, in JSON.
+Value: TypeAlias = "str | bool | int | float | list[Value] | None"
 
 
 @dataclass(slots=True)
@@ -132,8 +136,11 @@ class Summary(Shown):
     aliases: dict[str, str]
     """Tied tensors: {name: name of the one that it is tied to}."""
 
-    values: dict[str, str | bool | int | float]
-    """Numbers, booleans and texts that are saved beside the tensors, by name; 1,000 at most."""
+    values: dict[str, Value]
+    """Values that are saved beside the tensors, by name; 1,000 at most. Numbers, booleans and texts, and lists and
+    tuples of them, are those of JSON. Others are texts: infinities and NaN, integers of more than 53 bits and complex
+    numbers as digits, bytes as hexadecimal digits, dtypes as torch.float32. A text of more than 200 characters, or a
+    list of more than 20 elements, is cut, and ends with …"""
 
     opaque: list[str]
     """Classes of objects that are kept as inert data; nothing of them runs."""
@@ -298,8 +305,8 @@ def _reworded(note: str) -> str:
     return note.replace(NOT_CONVERTED, NOT_READ)
 
 
-def _values(*trees: Any) -> Iterator[tuple[str, str | bool | int | float]]:
-    """Yield the values in `trees` that are not tensors, by name: numbers unchanged, others as text."""
+def _values(*trees: Any) -> Iterator[tuple[str, Value]]:
+    """Yield the values in `trees` that are not tensors, by name."""
     stack: list[tuple[str, Any]] = [("", tree) for tree in reversed(trees)]
     seen: set[int] = set()
     while stack:
@@ -308,13 +315,33 @@ def _values(*trees: Any) -> Iterator[tuple[str, str | bool | int | float]]:
         is_list = kind in (list, tuple) and all(type(item) in ATOMS for item in value)
         if is_list or kind in ATOMS or kind is TorchConstant:
             if name and value is not None:
-                yield name, value if _is_number(value) else brief(value, _LONGEST)
+                yield name, _plain(value)
         elif id(value) not in seen:
             seen.add(id(value))
             inner = value.items() if isinstance(value, Mapping) else enumerate(value) if kind in (list, tuple) else ()
             prefix = name + "." if name else ""
             inner_values = [(prefix + _word(key), item) for key, item in inner if not isinstance(item, LazyTensor)]
             stack.extend(reversed(inner_values if len(prefix) < _DEEPEST else []))
+
+
+def _plain(value: Any) -> Value:
+    """Return a value as JSON has it, or text."""
+    if type(value) in (list, tuple):
+        return [_plain(item) for item in value[:_ITEMS]] + ["…"] * (len(value) > _ITEMS)
+    if value is None or _is_number(value):
+        return value  # type: ignore[no-any-return]
+    if type(value) is bytes:
+        value = value[:_LONGEST].hex()
+    if type(value) is TorchConstant:
+        value = value.name if value.kind == "device" else f"torch.{value.name}"
+    if type(value) is not str:
+        return brief(value, _LONGEST).strip("()")
+    return value if len(value) <= _LONGEST else value[: _LONGEST - 1] + "…"
+
+
+def shown_value(value: Value) -> str:
+    """Return a value as people read it: a text as it is, others as JSON."""
+    return printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
 
 
 def _is_number(value: Any) -> bool:

@@ -724,6 +724,27 @@ def test_values_are_typed_and_on_the_page(tmp_path: Path) -> None:
     assert '["epoch","2"]' in (tmp_path / "x.html").read_text()
 
 
+def test_values_are_those_of_json_and_others_are_documented_texts(tmp_path: Path) -> None:
+    values = {
+        "betas": ((0.9, None, True), [0.9, None, True]),
+        "name": ("O'Neil", "O'Neil"),
+        "long": ("x" * 300, "x" * 199 + "…"),
+        "many": (list(range(30)), [*range(20), "…"]),
+        "dtype": (torch.float16, "torch.float16"),
+        "bytes": (b"\x00\xff", "00ff"),
+        "complex": (1 + 2j, "1+2j"),
+        "big": (2**70, "1180591620717411303424"),
+        "worst": (float("-inf"), "-inf"),
+    }
+    torch.save({"w": torch.ones(2), **{name: value for name, (value, _) in values.items()}}, tmp_path / "x.pt")
+    wanted = {name: plain for name, (_, plain) in values.items()}
+    assert ckptconv_here("inspect", tmp_path / "x.pt", "--json").json["values"] == wanted
+    assert library.inspect(tmp_path / "x.pt").values == wanted
+    shown = ckptconv_here("inspect", tmp_path / "x.pt", "--verbose").out
+    assert "  betas: [0.9, null, true]\n" in shown
+    assert "  name: O'Neil\n" in shown
+
+
 def test_dtype_is_said_to_be_as_here(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(2)}, tmp_path / "m.pt")
     ckptconv_here("inspect", tmp_path / "m.pt", "--dtype", "bf16").refused(2, "It is --as DTYPE here.")

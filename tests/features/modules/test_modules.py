@@ -271,7 +271,7 @@ def test_modules_are_shown_by_name_and_values_beside_them(tmp_path: Path) -> Non
         assert {"model.embed.weight", "ema.one.bias"} <= {row["name"] for row in run.json["tensors"]}
         values = run.json["values"]
         assert (values["epoch"], values["train_args.lr0"]) == (7, 0.01)
-        assert (values["Odd.names.0"], values["Odd.yaml.nc"]) == ("'person'", 80)
+        assert (values["Odd.names.0"], values["Odd.yaml.nc"]) == ("person", 80)
         shown = ckptconv_here(command, path).out
         assert "epoch: 7" in shown
         assert "Odd.yaml.nc: 80" in shown
