@@ -11,6 +11,7 @@ import functools
 import os
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from ckptconv.errors import UsageError
@@ -234,11 +235,18 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _TAKES_KEYWORDS = 0x08
 
 
-def checked(table: Mapping[str, Option]) -> Callable[[_Function], _Function]:
+def checked(
+    table: Mapping[str, Option], instead: Mapping[str, str] = MappingProxyType({}), called: str = ""
+) -> Callable[[_Function], _Function]:
     """Decorate a library function: parse its keyword arguments that are options of `table`, and raise UsageError for an
-    argument that neither the function nor, if it accepts any keywords, `table` knows. Its signature shows them all."""
+    argument that neither the function nor, if it accepts any keywords, `table` knows. Its signature shows them all.
+
+    `instead` has what to do without options of `convert` that it lacks: {names in one text: advice}. `called` is its
+    public name, if that is another.
+    """
 
     def decorate(function: Any) -> Any:
+        public_name = called or function.__qualname__.removesuffix(".__init__")
         code = function.__code__
         own_names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         open_ended = bool(code.co_flags & _TAKES_KEYWORDS)
@@ -257,7 +265,7 @@ def checked(table: Mapping[str, Option]) -> Callable[[_Function], _Function]:
                 if name not in known:
                     from ckptconv.options.words import unknown
 
-                    raise unknown(name, known)
+                    raise unknown(name, known, public_name, instead)
                 if name in table:
                     keywords[name] = table[name].parse(value)
             return function(*args, **keywords)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from types import MappingProxyType
 
 from ckptconv.errors import UsageError
 from ckptconv.options.registered import missing
 
+# The table of the options of `convert`, which imports this module.
+CONVERTING = "ckptconv.options.table"
 WORDS = {
     "-o -d --out --output --output-file --outfile --output-path --save-path --dst": "Name OUTPUT after INPUT.",
     "-i --input --input-dir --checkpoint --checkpoint-dir --checkpoint-path --ckpt --model --src": "Name INPUT first.",
@@ -47,9 +51,37 @@ WORDS = {
     "--add-prefix": "Use --rename '^=PREFIX'.",
 }
 
+# Words for what ckptconv does not do, and what to use instead.
+ELSEWHERE = {
+    "gguf ggml llama.cpp": "GGUF is not written: convert_hf_to_gguf.py of llama.cpp makes it of a directory.",
+    "onnx tensorrt openvino coreml tflite": (
+        "Programs of other runtimes, such as ONNX, are not written: export the model with torch, from these weights."
+    ),
+    "mlx": "MLX is not written: mlx_lm.convert of mlx-lm takes the directory that --to safetensors writes.",
+    "flax jax orbax keras h5 tensorflow tf npz": (
+        "Formats of TensorFlow, JAX and numpy are not written: their programs load safetensors, with "
+        "safetensors.tensorflow, .flax and .numpy."
+    ),
+    "gptq awq": "GPTQ and AWQ need sample data: use their own programs, or convert --quantize fp8-block.",
+    "unmerge demerge extract-lora lora-extract": (
+        "An adapter cannot be taken out of a merged model again: keep its base. ckptconv diff BASE MODEL --delta DELTA "
+        "stores their exact difference."
+    ),
+}
 
-def unknown(name: str, known: Iterable[str]) -> UsageError:
-    """Return the error for a keyword argument `name` that is not among `known`."""
+
+def elsewhere(word: str) -> str:
+    """Return what to use for `word`, such as gguf or hf-to-gguf, if ckptconv does not do that; else ""."""
+    word = word.lower().removesuffix(".py").replace("_", "-")
+    meant = {word, re.split("2|-|^\\.", word)[-1]}
+    return next((text for words, text in ELSEWHERE.items() if meant.intersection(words.split())), "")
+
+
+def unknown(
+    name: str, known: Iterable[str], called: str = "", instead: Mapping[str, str] = MappingProxyType({})
+) -> UsageError:
+    """Return the error for a keyword argument `name` that is not among `known`, those of the function that is `called`
+    so. `instead` has advice on options of `convert`, as `checked` does."""
     if feature := missing(name):
         return UsageError(f"The option {name!r} needs the feature {feature}, which is not installed.")
     close = difflib.get_close_matches(name, known, cutoff=0.7)
@@ -59,6 +91,10 @@ def unknown(name: str, known: Iterable[str]) -> UsageError:
         text = re.sub(r"--([\w-]+)", lambda flag: flag[1].replace("-", "_"), advice)
         named = re.findall(r"--([\w-]+)", advice)
         meant = text if {flag.replace("-", "_") for flag in named}.issubset(known) else meant
+    meant = next((text for names, text in instead.items() if name in names.split()), meant)
+    if called and name in import_module(CONVERTING).OPTIONS:
+        has = ", ".join(sorted({*known}))
+        return UsageError(f"{called} has no option {name}, which convert has; {called} has {has}.", meant)
     return UsageError(
         f"There is no option {name[:100]!r}.", meant or "Options have the names of the command line, with underscores."
     )

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, overload
 from ckptconv.errors import NoTensorError, UsageError
 from ckptconv.features.arrays.frameworks import framework as framework_named
 from ckptconv.features.arrays.frameworks import named
-from ckptconv.features.arrays.lacking import without
 from ckptconv.features.arrays.memory import Memory, batches, warn_of
 from ckptconv.features.arrays.opening_options import INSTEAD, VIEWING
 from ckptconv.features.arrays.tensor import Tensor
@@ -404,8 +403,7 @@ def open_checkpoint(
     backend: Literal["mmap", "pread"] = "mmap",
     **options: Unpack[OpenOptions],
 ) -> Checkpoint[numpy.ndarray[Any, Any]]: ...
-@without("open", VIEWING, INSTEAD)
-@checked(VIEWING)
+@checked(VIEWING, INSTEAD, "open")
 def open_checkpoint(
     path: str | os.PathLike[str] = "",
     framework: Literal["pt", "np", "torch", "numpy"] = "pt",

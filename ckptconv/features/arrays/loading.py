@@ -7,7 +7,6 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.features.arrays.frameworks import framework
-from ckptconv.features.arrays.lacking import without
 from ckptconv.features.arrays.loading_options import INSTEAD, LOADING
 from ckptconv.features.arrays.memory import Memory, WantedArray, warn, warn_of
 from ckptconv.formats import model_files
@@ -30,8 +29,7 @@ if TYPE_CHECKING:
     from ckptconv.options.keywords import LoadOptions
 
 
-@without("load_state_dict", LOADING, INSTEAD)
-@checked(LOADING)
+@checked(LOADING, INSTEAD)
 def load_state_dict(
     path: str | os.PathLike[str],
     *,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ckptconv.features.inspect.options import INSPECTING
+from ckptconv.features.inspect.options import INSPECTING, INSTEAD
 from ckptconv.features.inspect.summary import Summary, forecast, summarize, tensors_of
 from ckptconv.formats import pipelines
 from ckptconv.formats.detect import complete, with_layout
@@ -41,7 +41,7 @@ SURVEYS: dict[str, str] = {
 
 
 @shown
-@checked(INSPECTING)
+@checked(INSPECTING, INSTEAD)
 def inspect(
     source: str | os.PathLike[str] | Source | Opened,
     *,

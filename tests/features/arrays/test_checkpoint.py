@@ -500,7 +500,7 @@ def test_an_option_of_convert_is_refused_with_what_to_do_instead(tmp_path: Path)
         (ckptconv.open, "rename", "{name.removeprefix('module.'): ck.get_tensor(name) for name in ck}"),
         (ckptconv.open, "include", "ck.get_tensors(name for name in ck if name.endswith('.bias'))"),
         (ckptconv.open, "dtype", "ck[name].to('bf16')"),
-        (ckptconv.load_state_dict, "rename", "for key, tensor in state.items()}"),
+        (ckptconv.load_state_dict, "strip_prefix", "for key, tensor in state.items()}"),
         (ckptconv.load_state_dict, "include", "ck.get_tensors(name for name in ck if name.endswith('.bias'))"),
     ):
         with pytest.raises(UsageError, match=f"has no option {option}, which convert has") as caught:
