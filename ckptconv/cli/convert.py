@@ -19,9 +19,13 @@ from ckptconv.text import Proposed, some
 
 _MANY = "" if missing("output_dir") else "; with --output-dir, every argument is an input"
 OTHER_WORDS = {
-    "convert": ("to", "cast", "reshard", "consolidate", "unshard", "join", "merge-shards", "save", "export"),
+    "convert": (
+        *("to", "cast", "reshard", "consolidate", "unshard", "join", "merge-shards", "save", "export"),
+        *("concat", "combine", "merge-tp", "tp-merge", "orbax2safetensors"),
+    ),
+    "convert --dtype bf16": ("bf16", "fp16", "half"),
     "convert --rename REGEX=REPL": ("rename", "rename-keys", "strip-prefix"),
-    "convert INPUT hf://organization/model": ("upload", "push-to-hub", "publish"),
+    "convert INPUT hf://organization/model": ("upload", "push-to-hub", "push", "publish"),
     "convert hf://organization/model": ("download", "pull"),
     "convert --max-shard-size 5GB": ("shard", "split"),
     "convert --optimizer PATH": ("optimizer", "optimizer-states", "states"),

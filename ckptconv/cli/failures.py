@@ -17,7 +17,7 @@ from ckptconv.cli.typer_compat import WRONG_USAGE
 from ckptconv.errors import CkptconvError, DifferenceError, FailedError, StoppedError, UsageError
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.options.registered import FEATURES, missing, several
-from ckptconv.options.words import WORDS
+from ckptconv.options.words import WORDS, elsewhere
 from ckptconv.outputs.kinds import NAMED, OTHER_WORDS
 from ckptconv.process import of_feature
 
@@ -111,6 +111,8 @@ def _no_command(word: str, group: Any) -> UsageError:
         meant = [f"--{word}"]
     elif other := meant_by(f"{path} {word}".partition(" ")[2]):
         path, meant = "ckptconv", [other]
+    if instead := elsewhere(word):
+        return UsageError(f"No such command '{word}'.", instead)
     hint = f"Did you mean {path} {meant[0]}?" if meant else f"Its commands are {', '.join(known)}. See {path} --help."
     return UsageError(f"No such command '{word}'.", hint)
 

@@ -20,7 +20,8 @@ from ckptconv.text import some
 
 _CORRUPT, _UNSUPPORTED = CorruptError, UnsupportedError
 _AGAIN = "Download it again, and read the answer of the server."
-_PAGE = f"The address of a directory ends in /. If this is that of a file: {_AGAIN[0].lower()}{_AGAIN[1:]}"
+_PAGE = "is a web page, not a checkpoint."
+_AT_ADDRESS = f"The address of a directory ends in /. If this is that of a file: {_AGAIN[0].lower()}{_AGAIN[1:]}"
 _UNPACK = "Unpack it first."
 _NAME_ONE = f"{_UNPACK} One file in a tar archive called .tar.gz, .tar.bz2 or .tar.xz can be named: tar://NAME::FILE"
 _OTHERS = "ckptconv reads files of PyTorch, DeepSpeed and safetensors."
@@ -42,8 +43,8 @@ _BEGINNINGS: tuple[tuple[bytes, type[CorruptError] | type[UnsupportedError], str
         "is a git-lfs pointer, not the file itself.",
         "Fetch the file: git lfs pull.",
     ),
-    (b"<!doctype html", _CORRUPT, "is a web page, not a checkpoint.", _PAGE),
-    (b"<html", _CORRUPT, "is a web page, not a checkpoint.", _PAGE),
+    (b"<!doctype html", _CORRUPT, _PAGE, _AGAIN),
+    (b"<html", _CORRUPT, _PAGE, _AGAIN),
     (b"<?xml", _CORRUPT, "is an XML document, not a checkpoint.", _AGAIN),
     (b"\x1f\x8b", _UNSUPPORTED, "is compressed with gzip.", _NAME_ONE),
     (b"\x28\xb5\x2f\xfd", _UNSUPPORTED, "is compressed with zstandard.", _UNPACK),
@@ -170,8 +171,9 @@ def foreign_file(head: bytes, size: int) -> CorruptError | UnsupportedError | No
 def of_file(path: str, error: CkptconvError) -> CkptconvError:
     """Return `error`, whose message lacks the name, for the file at `path`. A page that a server gives is mostly its
     answer to the address of a directory without a final slash: the request is wrong, and not the file."""
-    kind = UsageError if error.hint is _PAGE and is_quoted(path) else type(error)
-    return kind(f"{path} {error.message}", error.hint)
+    is_answer = error.message == _PAGE and is_quoted(path)
+    kind, hint = (UsageError, _AT_ADDRESS) if is_answer else (type(error), error.hint)
+    return kind(f"{path} {error.message}", hint)
 
 
 def foreign_archive(members: Iterable[str]) -> tuple[str, str] | None:

@@ -169,6 +169,8 @@ def _not_among(value: Any, called: str, choices: tuple[str, ...], words: Mapping
     """Return the error for a `value` that is none of `choices`; `words` have other names of these."""
     import difflib
 
+    from ckptconv.options.words import elsewhere
+
     if not choices:
         return UsageError(f"{called} is {brief(value)}; no feature that has a value for it is installed.")
     text = value.lower().replace("_", "-") if isinstance(value, str) else ""
@@ -177,7 +179,7 @@ def _not_among(value: Any, called: str, choices: tuple[str, ...], words: Mapping
     meant = [name for name in close if name in choices]
     return UsageError(
         f"{called} is {brief(value)}; it may be {some(choices[:-1], len(choices), str)} or {choices[-1]}.",
-        f"Did you mean {' or '.join(meant)}?" if meant else "",
+        f"Did you mean {' or '.join(meant)}?" if meant else elsewhere(text),
     )
 
 

@@ -287,8 +287,9 @@ def resolve_output(path: str, options: Options) -> Target:
     if not is_file and (entry.kind == "file" or path.endswith(CHECKPOINT_SUFFIXES)):
         raise _an_input(path) if entry.kind == "file" and path.endswith(CHECKPOINT_SUFFIXES) else not_a_directory(path)
     if not is_file and entry.kind != "directory" and (ending := _ENDING.search(path)):
-        gguf = "GGUF is not written: convert_hf_to_gguf.py of llama.cpp makes it of a directory."
-        instead = gguf if ending[0] == ".gguf" else f"Did you mean {path[: ending.start()]}{model_files.SUFFIX}?"
+        from ckptconv.options.words import elsewhere
+
+        instead = elsewhere(ending[0]) or f"Did you mean {path[: ending.start()]}{model_files.SUFFIX}?"
         raise UsageError(
             f"{path} ends in {ending[0]}, which no output has: a file ends in {model_files.SUFFIX}, or for torch.load "
             f"in {some(TORCH_SUFFIXES, form=str)}.",

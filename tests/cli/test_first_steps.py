@@ -53,7 +53,8 @@ def _here(place: Path) -> None:
 # are said.
 REFUSED: list[tuple[str, int, str]] = [
     # Other inputs
-    *((f"{command} page.pt {output}", 4, "page.pt;is a web page") for command, output in FORMATS.items()),
+    *((f"{command} page.pt {output}", 4, "is a web page;Nothing was") for command, output in FORMATS.items()),
+    ("inspect page.pt", 4, "page.pt is a web page, not a checkpoint. Download it again"),
     *((f"{command} pointer.pt {output}", 4, "pointer.pt;git lfs pull") for command, output in FORMATS.items()),
     *((f"{command} nothing.pt {output}", 4, "nothing.pt;is empty (0 bytes)") for command, output in FORMATS.items()),
     ("convert link.pt", 2, "symbolic link to gone.pt"),

@@ -163,6 +163,8 @@ MEANT = {
     "split": "convert --max-shard-size 5GB",
     "optimizer": "convert --optimizer PATH",
     "upload": "convert INPUT hf://organization/model",
+    "half": "convert --dtype bf16",
+    "merge-tp": "convert",
     "check": "verify",
     **{word: meant for words in of_features("MEANT") for word, meant in words.items()},
 }
@@ -174,6 +176,18 @@ def test_another_name_of_a_command_leads_to_it() -> None:
         assert run.code == 2
         assert run.err == f"ckptconv: No such command '{word}'. Did you mean ckptconv {meant}?\n"
         done(ckptconv_here(*meant.split(), "--help"))
+
+
+def test_a_word_for_what_no_command_does_is_met_with_what_to_use() -> None:
+    for word, advice in {
+        "unmerge": "keep its base",
+        "to-gguf": "convert_hf_to_gguf.py",
+        "convert_hf_to_gguf.py": "convert_hf_to_gguf.py",
+        "pt2onnx": "export the model with torch",
+    }.items():
+        err = ckptconv_here(word, "model.pt").refused(2, f"No such command '{word}'. ", advice)
+        assert "Did you mean" not in err
+    ckptconv_here("convert", "model.pt", "--to", "onnx").refused(2, "it may be", "export the model with torch")
 
 
 def test_a_slip_leads_to_the_command_that_is_like_it() -> None:
