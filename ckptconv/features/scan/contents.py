@@ -58,6 +58,7 @@ from ckptconv.formats.torch.zip import TorchArchive
 from ckptconv.pickles import watching
 from ckptconv.pickles.machine import load
 from ckptconv.pickles.nodes import Global
+from ckptconv.pickles.refusing import refusing_attacks
 from ckptconv.pickles.vocabulary import ExcessiveError, Vocabulary
 from ckptconv.storage import LOCAL_SIGNATURE, zip_elsewhere
 from ckptconv.storage.inside import leads_out
@@ -79,6 +80,8 @@ _MAIN = re.compile(r"\((?:[^()]*data\.pkl|the object|(?:the )?pickle(?: \d+)?)\)
 _ENCRYPTED, _DEFLATED = 0x41, 8
 # The most values in a long pickle that are files themselves.
 _LEFT = 1_000
+# The most names in a finding.
+_NAMED = 10
 # Bytes of a possible pickle that are read at first.
 _HELD_FIRST = 1 << 16
 _MANY = f"{{}} holds a sequence of more than {_PICKLES} pickles."
@@ -285,34 +288,35 @@ class ScannedContents:
         if suspects and (called or reading.broken):
             direct = [name for name in suspects if name in called]
             if direct:
-                action = f"calls {some(direct, 3, brief)}"
+                action = f"calls {some(direct, _NAMED, brief)}"
             elif called:
-                action = f"names {some(suspects, 3, brief)} and calls {some(called, 3, brief)}"
+                action = f"names {some(suspects, _NAMED, brief)} and calls {some(called, _NAMED, brief)}"
             else:
-                action = f"names {some(suspects, 3, brief)}, and is broken"
+                action = f"names {some(suspects, _NAMED, brief)}, and is broken"
             self.add("dangerous-call", f"{where} {action}.")
         elif suspects:
-            self.add("dangerous-name", f"{where} names {some(suspects, 3, brief)}, but calls nothing.")
+            self.add("dangerous-name", f"{where} names {some(suspects, _NAMED, brief)}, but calls nothing.")
         code = [name for name in called if carries_code(name)]
         if code:
             self.add(
-                "carries-code", f"{where} builds functions from code that it contains, with {some(code, 3, brief)}."
+                "carries-code",
+                f"{where} builds functions from code that it contains, with {some(code, _NAMED, brief)}.",
             )
         unusual = [name for name in called if is_unusual(name) and name not in suspects]
         if unusual:
-            self.add("unusual-call", f"{where} calls {some(unusual, 3, brief)}, which no known checkpoint does.")
+            self.add("unusual-call", f"{where} calls {some(unusual, _NAMED, brief)}, which no known checkpoint does.")
         # With bytes from the pickle, the call is a known one.
         computed = [name for name in reading.unknown_calls if name in LOADERS]
         if computed:
-            self.add("unusual-call", f"{where} calls {some(computed, 3, str)} with computed bytes.")
+            self.add("unusual-call", f"{where} calls {some(computed, _NAMED, str)} with computed bytes.")
         reported = {*suspects, *unusual, *code}
         shown = {brief(name, 200) for name in reported} | {*computed}
         words = [name for name in reading.unknown_calls if name not in shown]
         if words:
-            self.add("unknown-call", f"{where} calls {some(words, 3, str)}, which is not on the reviewed list.")
+            self.add("unknown-call", f"{where} calls {some(words, _NAMED, str)}, which is not on the reviewed list.")
         names = [name for name in reading.unknown if name not in reported and brief(name, 200) not in words]
         if names and not (reading.broken and not (called or words)):
-            self.add("unknown-name", f"{where} names {some(names, 3, brief)}, which is not on the reviewed list.")
+            self.add("unknown-name", f"{where} names {some(names, _NAMED, brief)}, which is not on the reviewed list.")
         self._need(brief(name, 200) for name in called if is_needed(name))
         if not reading.broken:
             for data, is_loaded in all_bytes(reading.value):
@@ -355,6 +359,11 @@ class ScannedContents:
                 part = f"pickle {count + 1}" if count else "the pickle"
                 try:
                     pickles.load(part, words)
+                except UnsafeError:
+                    # More attacks may follow. Its end is that of the same pickle, read as inert data.
+                    arrays.begin()
+                    with refusing_attacks(False):
+                        pickles.load(part, words)
                 except LongError:
                     arrays.begin()
                     pickles.position += self._survey(reader, pickles.position, pickles.where(part), words, inner, depth)

@@ -523,6 +523,21 @@ def test_the_report_names_what_is_wrong_and_counts_the_rest() -> None:
     assert "safe: ./safe.pt" in ckptconv_here("scan", "--verbose", ".").out
 
 
+def test_all_attacks_in_a_file_are_named_ten_of_each_pickle(tmp_path: Path) -> None:
+    functions = [f"os.{name}" for name in ("system", "popen", "remove", "unlink", "rmdir", "removedirs", "rename")]
+    functions += [f"shutil.{name}" for name in ("rmtree", "move", "copytree")] + ["subprocess.Popen", "builtins.eval"]
+    (tmp_path / "one.pkl").write_bytes(
+        pickled(several(*(called(name(*each.split(".")), text("x")) for each in functions)))
+    )
+    (report,) = scanned(tmp_path / "one.pkl").files
+    message = next(finding.message for finding in report.findings if finding.rule == "dangerous-call")
+    assert message.endswith(f"calls {', '.join(functions[:10])} and 2 more.")
+    apart = b"".join(pickled(called(name(*each.split(".")), text("x"))) for each in functions[:6])
+    (tmp_path / "apart.pkl").write_bytes(apart)
+    (report,) = scanned(tmp_path / "apart.pkl").files
+    assert [finding.message.rpartition(" ")[2] for finding in report.findings] == [f"{each}." for each in functions[:6]]
+
+
 @pytest.mark.usefixtures("place")
 @pytest.mark.parametrize(("path", "ok"), [(".", False), ("safe.pt", True)])
 def test_json_is_of_its_schema(path: str, ok: bool) -> None:
