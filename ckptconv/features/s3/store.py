@@ -23,6 +23,14 @@ STALE = 24 * 3600
 _PLAIN_ETAG = re.compile(r'"([0-9a-f]{32})"')
 
 
+def _call(fs: Any, method: str, inner: str, **settings: Any) -> Any:
+    """Do as `call_soon`, without botocore's retries, unless the file system's settings ask for some: it waits for
+    several seconds before each, also after a refused connection."""
+    if "retries" not in fs.config_kwargs:
+        fs.config_kwargs = {**fs.config_kwargs, "retries": {"max_attempts": 0}}
+    return call_soon(fs, method, inner, **settings)
+
+
 def _ranges(fs: Any, inner: str, size: int, version: str) -> Ranges:
     return lambda start, stop, put: run(fs, _from_s3(fs, inner, size, version, start, stop, put))
 
@@ -162,7 +170,7 @@ def swept(fs: Any, inner: str) -> None:
 STORE = Store(
     extra="s3",
     bucket="bucket",
-    call=call_soon,
+    call=_call,
     ranges=_ranges,
     upload=lambda fs, inner, size, part: S3Upload(fs, inner, size),
     swept=swept,
