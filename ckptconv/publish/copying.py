@@ -84,12 +84,12 @@ def _copied(files: Collection[str], source: Source, directories: Sequence[Compan
     """Return the note that says which files are copied, and from where if there is a reference."""
     if source.reference is None:
         named = [join(source.folder, name) if source.folder else name for name in files]
-        return f"copied for from_pretrained: {some(named, len(named), str)}"
+        return f"copied: {some(named, len(named), str)}"
     names_of: dict[str, list[str]] = {near.directory: [] for near in directories}
     for name in files:
         names_of[next(near.directory for near in directories if name in near.files)].append(name)
     parts = [f"{some(names, len(names), str)} of {directory}" for directory, names in names_of.items() if names]
-    return f"copied for from_pretrained: {'; '.join(parts)}"
+    return f"copied: {'; '.join(parts)}"
 
 
 def _is_same(left: File, right: File, near: Location) -> bool:

@@ -188,7 +188,7 @@ def test_a_configuration_alone_is_copied_and_makes_no_part(tmp_path: Path) -> No
     report = ckptconv.convert(tmp_path / "m.pt", tmp_path / "out", config=given, fsync=False)
     assert json.loads((tmp_path / "out" / "config.json").read_text()) == config
     left = "Not converted: epoch, because an output with --config has only tensors."
-    assert report.notes == ["copied for from_pretrained: config.json", left]
+    assert report.notes == ["copied: config.json", left]
     assert report.warnings == []
 
 
