@@ -63,14 +63,20 @@ class Tally:
         It names the tensors with most of them first.
         """
         warnings = {}
-        for counts, size, became in ((self.infinite, "large", "infinite"), (self.zero, "small", "zero")):
-            if counts:
-                total = sum(counts.values())
-                values = "1 value was" if total == 1 else f"{total:,} values were"
-                names = sorted(counts.keys() - {""}, key=lambda name: (-counts[name], name))
-                where = f", in {some(names, 3)}" if names else ""
-                warnings[became] = f"{values} too {size} for {dtype} and became {became}{where}."
+        if self.infinite:
+            values, where = _summed(self.infinite)
+            warnings["infinite"] = f"{values} too large for {dtype} and became infinite, in {where}."
+        if self.zero:
+            values, where = _summed(self.zero)
+            warnings["zero"] = f"{values} too small for {dtype} and became zero, in {where}."
         return warnings
+
+
+def _summed(counts: Mapping[str, int]) -> tuple[str, str]:
+    """Return how many values there are, and in which tensors."""
+    total = sum(counts.values())
+    names = sorted(counts.keys() - {""}, key=lambda name: (-counts[name], name))
+    return "1 value was" if total == 1 else f"{total:,} values were", some(names, 3) or "a tensor"
 
 
 class Done(NamedTuple):
