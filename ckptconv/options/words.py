@@ -33,6 +33,7 @@ WORDS = {
     "--revision --branch": "Put the revision into the URL: hf://organization/model@revision.",
     "--from --from-format --input-format --source-format --model-type --loader": "The format of the input is detected.",
     "--to-format --format --output-format --target-format --output-type --save-format --saver": "It is --to KIND.",
+    "--format --output-format --output-type": "Use --json for output that programs read.",
     "--push-to-hub --hub-model-id --repo-id --upload --repo": "Name the repository as OUTPUT: hf://organization/model.",
     "--token --hf-token --use-auth-token": "Set HF_TOKEN, or run: hf auth login.",
     "--skip-existing --if-needed --no-overwrite": "--no-clobber refuses to replace one; make skips it: --depfile.",

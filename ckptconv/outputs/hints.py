@@ -31,7 +31,10 @@ def globs_like(glob: str, names: Sequence[str]) -> str:
     literal = "." + re.split(r"[*?[]", glob)[0]
     heads = {name[: name.index(literal) + 1] for name in names if literal in name}
     head = heads.pop() if len(heads) == 1 else "*."
-    tried = (f"{glob}.*", f"{head}{glob}", f"{head}{glob}.*", f"*{glob}", _respelled(glob, names))
+    tried = (
+        *(f"{glob}.*", f"{head}{glob}", f"{head}{glob}.*", f"{glob}*", f"*{glob}", f"*{glob}*"),
+        _respelled(glob, names),
+    )
     near = next((text for text in tried if fnmatch.filter(names, text)), "")
     return f"Did you mean {near!r}?" if glob and near else candidates(glob, names)
 

@@ -16,7 +16,7 @@ from ckptconv.options.kinds import parse_rule
 from ckptconv.structure.choice import Choice
 from ckptconv.tensors.dtypes import DTYPES, DType, can_cast
 from ckptconv.tensors.lazy import LazyTensor, View, same_bytes, untagged
-from ckptconv.text import some
+from ckptconv.text import brief, some
 
 # Maps old names to new ones, {old: new}, by --strip-prefix and --rename.
 Rename: TypeAlias = "Callable[[Iterable[str], str, Sequence[str]], dict[str, str]]"
@@ -150,11 +150,17 @@ def idle(names: Iterable[str], prefix: str, rules: Sequence[str]) -> dict[str, s
             name = new
         if len(changing) == len(first):
             break
+    idle = {option: name for option, name in first.items() if option not in changing}
     return {
-        option: f"changes no name; the first is {name[:_LONGEST]!r}"
-        for option, name in first.items()
-        if option not in changing
+        option: f"changes no name; the first is {name[:_LONGEST]!r}{_whole_prefix(prefix, name)}"
+        for option, name in idle.items()
     }
+
+
+def _whole_prefix(prefix: str, name: str) -> str:
+    """Return advice on a prefix that stands later in a name; "" if it does not."""
+    before, inside, _ = name.partition(f".{prefix}") if prefix else ("", "", "")
+    return f": give the whole beginning, {brief(before + inside, _LONGEST)}" if inside else ""
 
 
 def untie(flat: Mapping[str, LazyTensor], owners: Mapping[str, str]) -> dict[str, str]:

@@ -446,7 +446,8 @@ def test_the_report_names_every_further_file(world: Path) -> None:
 
 def test_a_second_word_that_may_be_another_input_replaces_only_an_earlier_output(world: Path) -> None:
     other = (world / "a.pt").read_bytes() + b"mine"
-    for name, words in {"b.pt": "a.pt b.pt", "b.safetensors": "c.safetensors b.safetensors"}.items():
+    pairs = {"b.pt": "a.pt b.pt", "b.pth": "a.pt b.pth", "b.safetensors": "c.safetensors b.safetensors"}
+    for name, words in pairs.items():
         source, content = words.split()[0], other
         if name == "b.safetensors":
             shutil.copy("g1.safetensors", source)

@@ -178,6 +178,9 @@ def _hints(
     if is_adapter(dict.fromkeys(extra)):
         yield "Merge an adapter into its base with: ckptconv merge BASE ADAPTER OUTPUT."
         return
+    if any(wanted[name].dtype.itemsize == 1 for name in kinds.get("dtype", ())):
+        yield "The weights of the reference are quantized: --like takes one with plain weights."
+        return
     if missing:
         yield "Take missing tensors from the reference with --fill, or leave them out with --partial."
     if extra:

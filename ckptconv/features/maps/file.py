@@ -275,7 +275,9 @@ def from_catalogue(name: str) -> Map:
     if name not in names:
         import difflib
 
-        close = [known for known in names if name and name in known] or difflib.get_close_matches(name, names)
+        words = set(re.split(r"[\W_]|(?<=[a-z])2(?=[a-z])", name.lower()))
+        close = [known for known in names if words.issubset(re.split(r"[\W_]", known))] if any(words) else []
+        close = close or [known for known in names if name in known] or difflib.get_close_matches(name, names)
         hint = f"Did you mean {some(close, 12, str)}?" if close else f"The maps are {some(names, 30, str)}."
         raise UsageError(f"The map {quoted(name)} does not exist.", f"{hint} Give a file as a path, such as ./my.toml.")
     return parse_map(text_of(name), name)

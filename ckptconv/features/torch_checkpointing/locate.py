@@ -93,8 +93,8 @@ def is_step(place: Location) -> bool:
         and _is_metadata(_head(place.at(names[STEP_METADATA].file)))
     ):
         return True
-    if not any(map(_parsed, _paths(place))):
-        return False
+    if ".metadata" in names or not any(map(_parsed, _paths(place))):
+        return False  # the first is a step of torch.distributed.checkpoint
     items = [item for item in items_of(place).values() if not item.shared]
     with_tensors = [item for item in items if item.has_tensors]
     numbered = {file.path for item in with_tensors for file in item.files.values()}

@@ -38,7 +38,8 @@ def cut(count: int, tensors: Mapping[str, LazyTensor], path: str) -> tuple[int, 
     size = max((tensors[name].shape[0] for name in vocabulary if len(tensors[name].shape) > 1), default=0)
     if count > size:
         has = f"has {size} rows" if size else "has no embeddings or head that are known by name"
-        raise UsageError(f"--vocab {count} keeps {count} rows, but {path} {has}.")
+        hint = f"Give at most {size}: no rows are added." if size else ""
+        raise UsageError(f"--vocab {count} keeps {count} rows, but {path} {has}.", hint)
     outer = (name for name in tensors if name not in vocabulary and not places.numbered(name))
     if alike := next((name for name in outer if tensors[name].shape[:1] == (size,) and not places.is_beside(name)), ""):
         raise UnsupportedError(
