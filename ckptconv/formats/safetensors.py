@@ -170,7 +170,7 @@ def source_of(place: Location, content: TensorFiles, warnings: list[str], wanted
         facts={
             "size": content.size,
             "files": len(content.inputs),
-            "structure record": "yes" if content.record is not None else "no",
+            "structure record": content.record is not None,
             **({parted.called(quantized): len(quantized)} if quantized else {}),
             **({"metadata": shown} if shown else {}),
         },

@@ -30,6 +30,9 @@ WORDS = {
     "--num-workers --workers --threads --num-threads --max-workers --num-proc --nproc --parallel -j": "Use --jobs N.",
     "--shard-size --shards --num-shards --split-max-size --max-file-size": "Use --max-shard-size SIZE.",
     "--cast --precision --torch-dtype --outtype --output-dtype --data-type": "Use --dtype, such as --dtype bf16.",
+    "--region --endpoint-url --endpoint --profile --anon --no-sign-request": (
+        "Use --storage-options JSON, or the environment, such as AWS_ENDPOINT_URL and AWS_PROFILE."
+    ),
     "--revision --branch": "Put the revision into the URL: hf://organization/model@revision.",
     "--from --from-format --input-format --source-format --model-type --loader": "The format of the input is detected.",
     "--to-format --format --output-format --target-format --output-type --save-format --saver": "It is --to KIND.",

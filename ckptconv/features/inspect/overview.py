@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptconv.cli.lines import NARROW, Line, Words, fitted, table_row
 from ckptconv.features.inspect.module_tree import Row, fitting_depth, rows, tree
-from ckptconv.features.inspect.summary import NOT_READ, Summary, shown_value
+from ckptconv.features.inspect.summary import NOT_READ, Summary, shown_fact, shown_value
 from ckptconv.process import no_garbage
 from ckptconv.text import cells, count_of, cut, cut_column, format_size, padded, printable, some
 
@@ -68,11 +68,7 @@ def _fields(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _facts(summary: Summary, width: int | None) -> Iterator[Line]:
-    parts = []
-    for key, value in summary.facts.items():
-        if isinstance(value, Mapping):
-            value = ", ".join(f"{name}={text}" for name, text in value.items())
-        parts.append(f"{key}: {format_size(value) if key == 'size' else value}")
+    parts = [f"{key}: {shown_fact(key, value)}" for key, value in summary.facts.items()]
     yield from _wrapped(parts, " · ", width, "dim")
     kinds = [f"{kind} {count:,}" for kind, count in summary.counts.items()]
     total = [count_of(len(summary.tensors), "tensor"), count_of(summary.elements, "element")]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from ckptconv.features.inspect.summary import Summary, shown_value
+from ckptconv.features.inspect.summary import Summary, shown_fact, shown_value
 from ckptconv.features.reporting.page import numbers, page_with, tensors_of
 from ckptconv.features.reporting.statistics import Statistics
-from ckptconv.text import format_size, printable
+from ckptconv.text import printable
 
 
 def page_of(summary: Summary) -> str:
@@ -25,7 +24,7 @@ def _data_of(path: str, summary: Summary) -> dict[str, Any]:
         **tensors_of(summary.tensors, summary.aliases),
         "path": path,
         "format": summary.format,
-        "facts": [[key, _fact(key, value)] for key, value in summary.facts.items()],
+        "facts": [[key, shown_fact(key, value)] for key, value in summary.facts.items()],
         "counts": [[printable(kind), f"{count:,}"] for kind, count in summary.counts.items()],
         "totals": [[n, total.tensors, total.elements, total.bytes] for n, total in summary.totals.items()],
         "stats": [_numbers(row.stats) for row in summary.tensors] if summary.not_finite is not None else None,
@@ -41,9 +40,3 @@ def _data_of(path: str, summary: Summary) -> dict[str, Any]:
 
 def _numbers(stats: Statistics | None) -> list[Any] | None:
     return None if stats is None else numbers(asdict(stats).values())
-
-
-def _fact(key: str, value: Any) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{printable(str(name))}={printable(str(text))}" for name, text in value.items())
-    return format_size(value) if key == "size" else printable(str(value))

@@ -29,7 +29,7 @@ from ckptconv.structure.choice import Choice
 from ckptconv.structure.dtype_views import original
 from ckptconv.tensors.lazy import Concat, Convert, Inline, LazyTensor, Narrow, Partitioned, Stored, Tagged, View
 from ckptconv.tensors.moves import File
-from ckptconv.text import Shown, brief, printable
+from ckptconv.text import Shown, brief, format_size, printable
 
 if TYPE_CHECKING:
     from ckptconv.features.reporting.statistics import Statistics
@@ -342,6 +342,15 @@ def _plain(value: Any) -> Value:
 def shown_value(value: Value) -> str:
     """Return a value as people read it: a text as it is, others as JSON."""
     return printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+
+
+def shown_fact(key: str, value: Any) -> str:
+    """Return the fact called `key` as people read it."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{printable(name)}={shown_value(text)}" for name, text in value.items())
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return format_size(value) if key == "size" else shown_value(value)
 
 
 def _is_number(value: Any) -> bool:
