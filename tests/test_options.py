@@ -425,12 +425,6 @@ def test_a_wrong_name_is_met_with_the_one_that_was_meant(call: str, name: str, m
     assert meant in caught.value.hint
 
 
-def test_an_option_that_only_convert_has_is_refused_by_name() -> None:
-    with pytest.raises(UsageError, match="verify has no option dry_run, which convert has; verify has ") as caught:
-        ckptconv.verify("none.pt", "out", dry_run=True)  # type: ignore[call-arg]
-    assert " jobs, " in caught.value.message
-
-
 def test_a_name_like_no_other_is_told_where_the_names_are() -> None:
     for name in ("zzz", "finish" * 100):
         with pytest.raises(UsageError, match="Options have the names of the command line"):

@@ -105,4 +105,4 @@ def naming(where: str) -> Any:
 def ways() -> str:
     """Return the ways to give numbers names, for a message."""
     module = part("matching")
-    return str(module.WAYS) if module else f"To find the names of numbered parameters needs {MISSING}."
+    return str(module.WAYS) if module else f"Finding the names of numbered parameters needs {MISSING}."

@@ -42,7 +42,7 @@ def opened(source: Source, settings: Mapping[str, Any], reaching: Mapping[str, A
     if source.reference is None or source.reference.stem != ADAPTER:
         why = "" if told.alpha is not None else f": {told.why}"
         raise UsageError(
-            f"{source.path} has adapters, and nothing says their alpha, which PEFT needs in {ADAPTER_CONFIG}{why}.",
+            f"{source.path} has adapters, but nothing gives their alpha, which PEFT needs in {ADAPTER_CONFIG}{why}.",
             _ADVICE,
         )
     return _like(source, source.reference, told, reaching)

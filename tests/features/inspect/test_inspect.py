@@ -26,6 +26,7 @@ from safetensors.torch import save_file
 
 import ckptconv as library
 from ckptconv.cli.lines import Line
+from ckptconv.errors import UsageError
 from ckptconv.features.inspect.module_tree import rows, tree
 from ckptconv.features.inspect.overview import overview
 from ckptconv.features.inspect.page import page_of
@@ -743,6 +744,16 @@ def test_values_are_those_of_json_and_others_are_documented_texts(tmp_path: Path
     shown = ckptconv_here("inspect", tmp_path / "x.pt", "--verbose").out
     assert "  betas: [0.9, null, true]\n" in shown
     assert "  name: O'Neil\n" in shown
+
+
+def test_an_option_that_only_convert_has_is_refused_by_name(tmp_path: Path) -> None:
+    for name, hint in (("rename", ""), ("dtype", "It is as_ here: as_='bf16' shows the output of a cast.")):
+        with pytest.raises(
+            UsageError, match=f"inspect has no option {name}, which convert has; inspect has "
+        ) as caught:
+            library.inspect(tmp_path / "x.pt", **{name: "a=b"})
+        assert " stats, " in caught.value.message
+        assert caught.value.hint == hint
 
 
 def test_dtype_is_said_to_be_as_here(tmp_path: Path) -> None:
