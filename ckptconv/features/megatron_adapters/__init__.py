@@ -14,4 +14,4 @@ from __future__ import annotations
 PAGES = ("megatron-adapters.md",)
 SCRIPTS = ("test_megatron_adapters.py",)
 # What it adds to, and builds on.
-NEEDS = ("dcp", "megatron_core", "maps", "like", "merge")
+NEEDS = ("megatron_core", "megatron_bridge", "maps", "like", "merge")

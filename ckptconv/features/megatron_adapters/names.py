@@ -7,13 +7,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ckptconv.errors import CkptconvError, UnsupportedError
+from ckptconv.features.megatron_core.arguments import ADAPTER
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import quoted
 
-# The beginning of the names of an adapter's parts, after the module that it adapts.
-_ADAPTER = ".adapter."
 # The ends of the names of its factors: the product is that of the second and the first.
-IN, OUT = f"{_ADAPTER}linear_in.weight", f"{_ADAPTER}linear_out.weight"
+IN, OUT = f"{ADAPTER}linear_in.weight", f"{ADAPTER}linear_out.weight"
 # Advice about adapters of PEFT that are no LoRA of Megatron-Bridge.
 JOINED = (
     "LoRA of Megatron-Bridge adapts q, k and v together, with one first factor (lora_A), and so gate and up. An "
@@ -33,14 +32,14 @@ _OTHERS = (
 def adapters_in(weights: Any) -> dict[str, LazyTensor]:
     """Return the tensors of adapters among the weights of a source, by name."""
     leaves = weights.items() if isinstance(weights, Mapping) else ()
-    return {name: leaf for name, leaf in leaves if isinstance(leaf, LazyTensor) and _ADAPTER in name}
+    return {name: leaf for name, leaf in leaves if isinstance(leaf, LazyTensor) and ADAPTER in name}
 
 
 def unmapped(path: str, names: Iterable[str]) -> CkptconvError | None:
     """Return the error for the first adapter among `names` that has no map; None if there is none."""
     for name in names:
         kind = next((kind for pattern, kind in _OTHERS if re.fullmatch(pattern, name, re.DOTALL)), "")
-        if kind and _ADAPTER in name:
+        if kind and ADAPTER in name:
             return UnsupportedError(
                 f"{path} has an adapter of {kind}, {quoted(name)}, for which there is no map to PEFT's names.",
                 "Without --map, it is converted under the names of Megatron-core.",
@@ -50,4 +49,4 @@ def unmapped(path: str, names: Iterable[str]) -> CkptconvError | None:
 
 def matrix_of(name: str) -> str:
     """Return the module that a part of an adapter, of this `name`, adapts."""
-    return name.partition(_ADAPTER)[0]
+    return name.partition(ADAPTER)[0]

@@ -1,29 +1,24 @@
 """The settings of adapters in the configuration of a training by Megatron-Bridge.
 
-Source: Megatron-Bridge 067f987d, peft/lora.py and training/checkpointing.py. The file is YAML of plain values, and
-names the class of each part as `_target_`. It is read where PyYAML is installed.
+Source: Megatron-Bridge 067f987d, peft/lora.py and training/checkpointing.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.features.dcp.locate import located
-from ckptconv.features.megatron_core.alone import LARGEST_RUN_CONFIG, RUN_CONFIG
-from ckptconv.storage.location import Location
+from ckptconv.features.megatron_bridge.run_config import TARGET, run_config
 from ckptconv.text import brief, some
 
-_TARGET, _LORA = "_target_", "megatron.bridge.peft.lora.LoRA"
+_LORA = "megatron.bridge.peft.lora.LoRA"
 _NUMBERS = ("dim", "alpha", "dropout")
 # Settings that change no adapter of a matrix, or that are read here. Others may change what adapters mean.
 _KNOWN = (
     *_NUMBERS, "dropout_position", "target_modules", "exclude_modules", "canonical_mapping", "lora_dtype",
     "lora_A_init_method", "lora_B_init_method", "a2a_experimental", "sequence_parallel_input_regather",
-    "normalize_moe_lora", "share_expert_adapters", "experts_shared_outer_loras", _TARGET,
+    "normalize_moe_lora", "share_expert_adapters", "experts_shared_outer_loras", TARGET,
 )  # fmt: skip
 # Where the name of the model may be, in the order in which Megatron-Bridge looks for it.
 _NAMES = (("checkpoint", "hf_source_path"), ("model", "hf_model_id"), ("tokenizer", "tokenizer_model"))
@@ -48,19 +43,13 @@ def trained(path: str, stores: Mapping[str, Any]) -> Trained:
 
     Raise CorruptError for a file that is no configuration, UnsupportedError for adapters of another class.
     """
-    place = located(Location(path, dict(stores))).directory
-    if RUN_CONFIG not in place.names:
-        return Trained(why="the step does not say it")
-    file = place.join(RUN_CONFIG)
-    if find_spec("yaml") is None:
-        return Trained(why=f"{file} was not compared, because PyYAML is not installed")
-    content = _parsed(file)
-    peft = content.get("peft")
-    if not isinstance(peft, Mapping):
-        return Trained(why=f"{file} says nothing of adapters")
-    if peft.get(_TARGET) != _LORA:
+    config = run_config(path, stores)
+    file, peft = config.path, config.part("peft")
+    if not peft:
+        return Trained(why=config.why or f"{file} says nothing of adapters")
+    if peft.get(TARGET) != _LORA:
         raise UnsupportedError(
-            f"{file}: its adapters are of {brief(peft.get(_TARGET))}, and only those of {_LORA} have a map."
+            f"{file}: its adapters are of {brief(peft.get(TARGET))}, and only those of {_LORA} have a map."
         )
     unknown = [name for name, value in peft.items() if name not in _KNOWN and value]
     if unknown:
@@ -73,25 +62,11 @@ def trained(path: str, stores: Mapping[str, Any]) -> Trained:
             )
     if not isinstance(modules, list) or not all(isinstance(name, str) for name in modules):
         raise CorruptError(f"{file}: target_modules is {brief(modules)}, but a list of names was expected.")
-    names = (part.get(key) for section, key in _NAMES if isinstance(part := content.get(section), Mapping))
+    names = (config.part(section).get(key) for section, key in _NAMES)
     return Trained(
         **{name: stated[name] for name in _NUMBERS},
         modules=modules,
         model=next((name for name in names if isinstance(name, str) and name), ""),
         after=peft.get("dropout_position") == "post",
-        path=str(file),
+        path=file,
     )
-
-
-def _parsed(file: Location) -> Mapping[str, Any]:
-    yaml = import_module("yaml")
-    try:
-        content = yaml.safe_load(file.read_text(LARGEST_RUN_CONFIG))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise CorruptError(
-            f"{file} is not YAML of plain values: {' '.join(str(error).split())[:200]}.",
-            "Copy it again, or remove it: alpha is then that of --like alone.",
-        ) from None
-    if not isinstance(content, Mapping):
-        raise CorruptError(f"{file} is {brief(content)}, but a table was expected.", "Copy it again, or remove it.")
-    return content

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import some
 
-# Megatron-core's names of two tensors.
-EMBEDDINGS, HEAD = "embedding.word_embeddings.weight", "output_layer.weight"
-UNTIED = "untie_embeddings_and_output_weights"
+# Megatron-core's names of two tensors, and a part of the names of adapters.
+EMBEDDINGS, HEAD, ADAPTER = "embedding.word_embeddings.weight", "output_layer.weight", ".adapter."
+UNTIED, PADDED = "untie_embeddings_and_output_weights", "padded_vocab_size"
 EXPERT_PARALLEL = "expert_model_parallel_size"
 HEADS, GROUPS, LAYERS, HIDDEN = "num_attention_heads", "num_query_groups", "num_layers", "hidden_size"
 # Keys of configurations by argument: the first one that is there counts.
@@ -60,6 +60,7 @@ SCALES, FACTOR = "use_rope_scaling", "rope_scaling_factor"
 # Numbers of rotary embeddings that arguments say.
 _OF_ROPE = ("factor", "rope_theta")
 _USUAL_FACTOR = 8.0
+INTERPOLATION = "rotary_seq_len_interpolation_factor"
 # No argument says these.
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -79,7 +80,10 @@ class _Family(NamedTuple):
 _OF_ALL: Mapping[str, Any] = {
     "swiglu": True, "normalization": "RMSNorm", "position_embedding_type": "rope", "rotary_percent": 1.0,
     "apply_layernorm_1p": False, "add_qkv_bias": False, "add_bias_linear": False, "qk_layernorm": False,
-    "multi_latent_attention": False, "mtp_num_layers": 0, "window_size": None,
+    "multi_latent_attention": False, "mtp_num_layers": 0, "window_size": None, "softmax_type": "vanilla",
+    "softmax_scale": None, "rotary_interleaved": False, "no_rope_freq": None, "qk_l2_norm": False,
+    "attention_output_gate": False, "activation_func_clamp_value": None, "glu_linear_offset": 0.0,
+    "apply_residual_connection_post_layernorm": False, "moe_latent_size": None, "moe_shared_expert_gate": False,
 }  # fmt: skip
 _SOFTMAX = {"moe_router_score_function": "softmax", "moe_router_enable_expert_bias": False, _GROUPED[0]: None}
 _OF_LLAMA = {name: value for name, value in _OF_ALL.items() if name != "add_bias_linear"}
@@ -157,10 +161,11 @@ def configuration(args: Mapping[str, Any], map_name: str) -> Configured:
         config, untold = routed.config, [*untold, *routed.untold]
     if args.get("add_bias_linear"):
         config |= {"attention_bias": True, "mlp_bias": True}
-    factor = args.get(FACTOR, _USUAL_FACTOR)
-    if args.get(SCALES) and not family.shared and type(factor) in (int, float) and _fits(FACTOR, factor):
+    factor, interpolates = args.get(FACTOR, _USUAL_FACTOR), (args.get(INTERPOLATION) or 1) != 1
+    scales, is_number = args.get(SCALES) or interpolates, type(factor) in (int, float) and _fits(FACTOR, factor)
+    if scales and not interpolates and not family.shared and is_number:
         config["rope_scaling"] = {**LLAMA3, "factor": float(factor)}
-    elif args.get(SCALES) or (family.shared and args.get("rope_type") != "rope"):
+    elif scales or (family.shared and args.get("rope_type") != "rope"):
         untold.append("rope_scaling")
     return Configured(config, (*untold, *_TOKENS))
 
@@ -170,7 +175,7 @@ def shape_of(tensors: Mapping[str, LazyTensor], layers: int) -> dict[str, Any]:
     if EMBEDDINGS not in tensors or not layers:
         return {}
     rows, width = tensors[EMBEDDINGS].shape
-    return {LAYERS: layers, HIDDEN: width, "padded_vocab_size": rows, UNTIED: HEAD in tensors}
+    return {LAYERS: layers, HIDDEN: width, PADDED: rows, UNTIED: HEAD in tensors}
 
 
 def is_unscaled(rope: Any) -> bool:

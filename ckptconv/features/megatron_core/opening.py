@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ckptconv.features.megatron_core.arguments import EMBEDDINGS, HEAD, configuration
+from ckptconv.features.megatron_core.arguments import ADAPTER, EMBEDDINGS, HEAD, PADDED, configuration
 from ckptconv.features.megatron_core.fsdp import FSDP
 from ckptconv.formats import companions
 from ckptconv.formats.registered import MEGATRON
 from ckptconv.formats.source import CONFIG, Source
+from ckptconv.process import of_feature
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.tensors.moves import File
 from ckptconv.text import some
 
 _OF_MAPS = "megatron-"
+# A feature that knows where else the arguments of a training are, and the module that has `stated`.
+_ELSEWHERE = "megatron_bridge", "properties"
 _ADVICE = "Give the model's own with --config or --like."
 
 
@@ -36,33 +39,40 @@ def opened(source: Source, settings: Mapping[str, Any], reaching: Mapping[str, A
         return source
     common = source.weights.get("common")
     args = common.get("args") if isinstance(common, Mapping) else None
+    where, said, note = f"{source.path}: args", "the arguments of the training, which do not say", ""
     if not isinstance(args, Mapping):
-        why = "it has no arguments of Megatron-LM, and a run_config.yaml of Megatron-Bridge is not read"
-        return _noting(source, f"No config.json was derived for {source.path}: {why}. {_ADVICE}")
+        module, why = of_feature(*_ELSEWHERE), ""
+        if module:
+            args, path, note, why = module.stated(source.path, reaching.get("storage_options") or {})
+            where, said = f"{path}: model", f"{path}, which does not say"
+        if not args:
+            why = f"it has no arguments of Megatron-LM{why and f', and {why}'}"
+            return _noting(source, f"No config.json was derived for {source.path}: {why}. {_ADVICE}")
     derived = configuration(args, map_name)
     if derived.config is None:
         return _noting(source, f"No config.json was derived for {source.path}: {derived.reason}. {_ADVICE}")
-    config = {**derived.config, **_of_weights(source, args, sizes)}
-    untold = some(derived.untold, form=str)
-    note = (
-        "With --copy-config or --for-hub, config.json follows from the arguments of the training, which do not say "
-        f"{untold}."
-    )
-    file = File(f"{source.path}: args", 0)
-    return _noting(source, note)._replace(companions={**source.companions, CONFIG: file}, config=config)
+    keys, untold = _of_weights(source, args, sizes)
+    untold = some((*derived.untold, *untold), form=str)
+    note = f"With --copy-config or --for-hub, config.json follows from {said} {untold}. {note}".rstrip()
+    config, files = {**derived.config, **keys}, {**source.companions, CONFIG: File(where, 0)}
+    has_model = any(isinstance(leaf, LazyTensor) and ADAPTER not in name for name, leaf in source.weights.items())
+    return (_noting(source, note) if has_model else source)._replace(companions=files, config=config)
 
 
 def _noting(source: Source, note: str) -> Source:
     return source._replace(notes=[*source.notes, note])
 
 
-def _of_weights(source: Source, args: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Return the keys that the weights say: the vocabulary without its padding, whether the head is tied, the dtype."""
+def _of_weights(source: Source, args: Mapping[str, Any], sizes: Mapping[str, int]) -> tuple[dict[str, Any], list[str]]:
+    """Return the keys that the weights say: the vocabulary without its padding, whether the head is tied, the dtype;
+    and the size of the vocabulary, if its padding is not the one that the arguments say."""
     embeddings = source.weights.get(EMBEDDINGS)
     keys: dict[str, Any] = {"tie_word_embeddings": HEAD not in source.weights}
-    if isinstance(embeddings, LazyTensor):
-        rows, own = embeddings.shape[0], args.get("vocab_size")
-        entries = own if type(own) is int and 0 < own <= rows else rows
-        keys["vocab_size"] = sizes.get("v", rows - sizes["_"] if "_" in sizes else entries)
-        keys["torch_dtype"] = embeddings.dtype.name
-    return keys
+    if not isinstance(embeddings, LazyTensor):
+        return keys, []
+    rows, own, padded = embeddings.shape[0], args.get("vocab_size"), args.get(PADDED)
+    entries = sizes.get("v", rows - sizes["_"] if "_" in sizes else None)
+    is_own = type(own) is int and 0 < own <= rows and padded in (None, rows)
+    keys["vocab_size"] = entries or (own if is_own else rows)
+    keys["torch_dtype"] = embeddings.dtype.name
+    return keys, [] if is_own or entries else ["vocab_size"]

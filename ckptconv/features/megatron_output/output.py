@@ -27,14 +27,14 @@ from ckptconv.features.dcp_output.output import output_with, with_states
 from ckptconv.features.joining.chunks import Box
 from ckptconv.features.joining.names import nest
 from ckptconv.features.megatron_core.alone import COMMON, CONFIG_FILE, RUN_CONFIG
-from ckptconv.features.megatron_core.arguments import EMBEDDINGS, HEAD, shape_of
+from ckptconv.features.megatron_core.arguments import ADAPTER, EMBEDDINGS, HEAD, shape_of
 from ckptconv.features.megatron_core.extra import BACKEND
 from ckptconv.features.megatron_core.optimizers import schedule_of
 from ckptconv.features.megatron_output.arguments import arguments
 from ckptconv.features.megatron_output.groups import SHARDING, has_two, optimizer_of
 from ckptconv.features.megatron_output.imitating import Form
 from ckptconv.features.megatron_output.kind import NUMBERED
-from ckptconv.features.megatron_output.sharding import ADAPTER, LOCAL, TRANSFORMER_ENGINE, Sharded, sharded
+from ckptconv.features.megatron_output.sharding import LOCAL, TRANSFORMER_ENGINE, Sharded, sharded
 from ckptconv.features.megatron_output.states import remarks, stored_states, taken_out
 from ckptconv.features.torch_files.tree import TorchTree
 from ckptconv.formats.run_names import TREES

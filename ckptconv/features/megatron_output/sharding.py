@@ -16,13 +16,12 @@ from typing import NamedTuple
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.features.joining.chunks import Box
 from ckptconv.features.joining.names import named
+from ckptconv.features.megatron_core.arguments import ADAPTER
 from ckptconv.tensors.lazy import Concat, LazyTensor, View
 from ckptconv.text import some
 
 # Values of `to`: for Megatron-core's own layers, and for those of Transformer Engine.
 LOCAL, TRANSFORMER_ENGINE = "megatron", "megatron-te"
-# In the names of parts of an adapter. Megatron-Bridge stores no objects of their modules.
-ADAPTER = ".adapter."
 # Names that no model of Megatron-core has.
 _FOREIGN = re.compile(r".*\.(?:[qkvo]|qkv|gate|up|gate_up|down)_proj\.", re.DOTALL)
 _LAYER = re.compile(r"((?:.+\.)?decoder\.layers)\.(\d+)\.(.+)", re.DOTALL)
@@ -228,6 +227,7 @@ def _objects(tensors: Mapping[str, LazyTensor], axes: Mapping[str, int], impleme
     for name, tensor in tensors.items():
         module = name.removesuffix(_WEIGHT)
         is_norm = implementation == TRANSFORMER_ENGINE and _NORM.fullmatch(module)
+        # Megatron-Bridge stores no objects of adapters.
         if module == name or ADAPTER in name or not (_LINEAR.fullmatch(module) or is_norm):
             continue
         grid = tensor.shape[: axes[name]] or (1,)

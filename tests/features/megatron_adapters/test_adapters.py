@@ -13,6 +13,7 @@ from effort import every
 from safetensors.torch import load_file, save_file
 
 from ckptconv.features.megatron_adapters import training
+from ckptconv.features.megatron_bridge import run_config
 
 from .steps import ALPHA, LAYERS, LORA, MODULES, RANK, Model, Tensors, step
 
@@ -161,11 +162,11 @@ def test_without_pyyaml_it_is_said_that_nothing_was_compared(tmp_path: Path, mon
     model = Model("megatron-llama")
     source = step(tmp_path / "step", model.stacked())
     (source / "run_config.yaml").write_text(LORA.format(RANK, ALPHA + 1))
-    monkeypatch.setattr(training, "find_spec", lambda name: None)
+    monkeypatch.setattr(run_config, "find_spec", lambda name: None)
     told = training.trained(str(source), {})
     assert (told.alpha, told.why) == (
         None,
-        f"{source}/run_config.yaml was not compared, because PyYAML is not installed",
+        f"{source}/run_config.yaml was not read, because PyYAML is not installed",
     )
 
 
