@@ -60,7 +60,8 @@ def arguments_of(model: Mapping[str, Any]) -> dict[str, Any]:
 
 def _padded(model: Mapping[str, Any]) -> Any:
     """Return the number of rows of the embeddings: a multiple of a number for each tensor-parallel rank, if it pads."""
-    rows, factors = model.get("vocab_size"), [model.get(name, 1) for name in _MULTIPLES]
+    rows: Any = model.get("vocab_size")
+    factors = [model.get(name, 1) for name in _MULTIPLES]
     if not model.get("should_pad_vocab") or not all(type(number) is int and number > 0 for number in (rows, *factors)):
         return rows
     return rows + -rows % math.prod(factors)

@@ -52,8 +52,8 @@ def opened(source: Source, settings: Mapping[str, Any], reaching: Mapping[str, A
     if derived.config is None:
         return _noting(source, f"No config.json was derived for {source.path}: {derived.reason}. {_ADVICE}")
     keys, untold = _of_weights(source, args, sizes)
-    untold = some((*derived.untold, *untold), form=str)
-    note = f"With --copy-config or --for-hub, config.json follows from {said} {untold}. {note}".rstrip()
+    keys_untold = some((*derived.untold, *untold), form=str)
+    note = f"With --copy-config or --for-hub, config.json follows from {said} {keys_untold}. {note}".rstrip()
     config, files = {**derived.config, **keys}, {**source.companions, CONFIG: File(where, 0)}
     has_model = any(isinstance(leaf, LazyTensor) and ADAPTER not in name for name, leaf in source.weights.items())
     return (_noting(source, note) if has_model else source)._replace(companions=files, config=config)
