@@ -40,6 +40,11 @@ def loaded(source: Any, **options: Any) -> Iterator[Any]:
         yield loading(source, **options)
 
 
+def torch_containers() -> dict[str, dict[str, Any]]:
+    """Return the containers that torch.save writes and that are read: for each, the options of torch.save."""
+    return {"zip": {}} | {name: options for more in of_features("CONTAINERS") for name, options in more.items()}
+
+
 def of_features(name: str) -> list[Any]:
     """Return what each feature has under this name."""
     modules = [import_module(f"features.{path.parent.name}.cells") for path in sorted(FEATURES.glob("*/cells.py"))]

@@ -18,7 +18,6 @@ import functools
 import io
 import itertools
 import json
-import pickletools
 import random
 import shutil
 import sys
@@ -42,7 +41,7 @@ from differential.trees import bits
 from mutations import VALUES, members_of, of_bytes, of_json, of_members, of_pickle
 from safetensors import safe_open
 from safetensors.torch import load_file
-from samples import STREAMS, TREES, ZIPS
+from samples import TREES, ZIPS
 
 from ckptconv.conversion import convert
 from ckptconv.errors import CkptconvError
@@ -73,20 +72,6 @@ def changed_zip(chance: random.Random) -> bytes:
     at = next(index for index, part in enumerate(parts) if str(part.name).endswith("data.pkl"))
     parts[at] = parts[at].changed(data=of_pickle(parts[at].data, chance))
     return zipped(parts)
-
-
-def changed_stream(chance: random.Random) -> bytes:
-    data = chance.choice(STREAMS)
-    if chance.random() < 0.3:
-        return of_bytes(data, chance)
-    pickles, at = [], 0
-    for _ in range(5):
-        stop = at + next(position for code, _, position in pickletools.genops(data[at:]) if code.name == "STOP") + 1
-        pickles.append(data[at:stop])
-        at = stop
-    which = chance.choice([0, 1, 2, 3, 3, 3, 3, 4])
-    pickles[which] = of_pickle(pickles[which], chance)
-    return b"".join(pickles) + data[at:]
 
 
 def network() -> torch.nn.Module:
@@ -470,7 +455,6 @@ def fuzz_manifest(chance: random.Random, place: Path) -> str:
 
 READERS: dict[str, Callable[[random.Random, Path], str]] = {
     "zip": lambda chance, place: fuzz_files(changed_zip, chance, place),
-    "stream": lambda chance, place: fuzz_files(changed_stream, chance, place),
     "module": lambda chance, place: fuzz_files(changed_module, chance, place),
     "index": fuzz_index,
     "safetensors": fuzz_safetensors,

@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attacks.assemble import listed, mapped, streamed, tensor, text
 from attacks.every import ALL, ALL_DIRECTORIES
 from cells import of_features
 from checkpoints import ckptconv, ckptconv_here
@@ -158,9 +157,8 @@ def of_files() -> Iterator[Golden]:
         ("convert", "in.pt", "out.safetensors", "none.pt", "--output-dir", "several", "--json"),
     )
     yield Golden("pt/zip", _saved(_tree), commands)
-    # The keys in a stream that torch writes are addresses, and no two are alike.
-    stream = streamed(mapped(text("state_dict"), mapped(text("w"), tensor()), text("ema"), listed(tensor())))
-    yield Golden("pt/stream", lambda place: (place / "in.pt").write_bytes(stream), commands)
+    for name, content in (item for files in of_features("TORCH_FILES") for item in files.items()):
+        yield Golden(name, lambda place, content=content: (place / "in.pt").write_bytes(content), commands)
     yield Golden("pt/model", _saved(lambda: a_model(layers=10)), commands)
     yield Golden(
         "pt/sharded",

@@ -23,7 +23,6 @@ from .assemble import (
     FALSE,
     HOOKS,
     NONE,
-    STREAM_STORAGE,
     TRUE,
     Member,
     archive,
@@ -39,7 +38,6 @@ from .assemble import (
     raw,
     several,
     storage,
-    streamed,
     tensor,
     text,
     wide,
@@ -109,26 +107,6 @@ add(
     "eval by the name that Python 2 has for it",
     lambda canary: zipped(members(pickled(called(name("__builtin__", "eval"), code(canary))))),
     live=True,
-)
-for _part in ("magic", "version", "machine", "keys"):
-    add(
-        "stream",
-        UNSAFE,
-        f"live_stream_{_part}.pt",
-        f"os.system where the stream format has {_part}",
-        lambda canary, part=_part: streamed(
-            mapped(text("w"), tensor(STREAM_STORAGE)), **{part: pickled(called(SYSTEM, touch(canary)))}
-        ),
-        live=True,
-    )
-add(
-    "stream",
-    UNSAFE,
-    "live_stream_object.pt",
-    "os.system in the object of the stream format",
-    lambda canary: streamed(mapped(text("w"), tensor(STREAM_STORAGE), text("x"), called(SYSTEM, touch(canary)))),
-    live=True,
-    whole=True,
 )
 add(
     "live",
@@ -307,9 +285,6 @@ zip_case(
 )
 
 # ----------------------------------------------------------------------------------------------------------- pickle
-
-W_STREAM = mapped(text("w"), tensor(STREAM_STORAGE))
-MAGIC = number(0x1950A86A20F9469CFC6C)
 
 
 def pickle_case(exit_code: int, file: str, why: str, value: bytes, *, bare: bool = False) -> None:
@@ -559,12 +534,6 @@ scanned(UNSAFE, "plain_after", "a pickle without an archive, with bytes after it
         lambda canary: evil(canary) + bytes(1000) + evil(canary), live=True)  # fmt: skip
 scanned(UNSUPPORTED, "plain_second", "a plain pickle that does nothing, and one that does",
         lambda canary: pickled(mapped(text("a"), NONE)) + evil(canary))  # fmt: skip
-scanned(UNSAFE, "stream_second", "a magic number that calls os.system first",
-        lambda canary: streamed(W_STREAM, magic=pickled(called(SYSTEM, touch(canary)) + b"0" + MAGIC)),
-        live=True)  # fmt: skip
-scanned(UNSAFE, "stream_keys", "the last pickle of five calls os.system",
-        lambda canary: streamed(W_STREAM, keys=pickled(called(SYSTEM, touch(canary)) + b"0" + listed(text("0")))),
-        live=True)  # fmt: skip
 scanned(UNSUPPORTED, "seven_zip", "a 7z archive", lambda canary: b"7z\xbc\xaf\x27\x1c\0\4" + evil(canary))
 scanned(UNSUPPORTED, "npy_objects", "an array of objects, which is a pickle",
         lambda canary: b"\x93NUMPY\1\0v\0" + b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }".ljust(117)
@@ -702,51 +671,6 @@ tensor_case(CORRUPT, "build", "a state that puts another storage in its place",
 tensor_case(CORRUPT, "set_item", "a tensor whose element is set", tensor() + number(0) + number(9) + b"s")
 tensor_case(CORRUPT, "append", "a tensor that is appended to", tensor() + number(9) + b"a")
 tensor_case(DONE, "dtype_unknown", "a dtype that is kept as data", name("torch", "float128"))
-
-# ----------------------------------------------------------------------------------------------------------- stream
-
-W = W_STREAM
-sound = streamed(W)
-
-
-def stream_case(exit_code: int, file: str, why: str, made: bytes) -> None:
-    add("stream", exit_code, f"stream_{file}.pt", why, made, whole=True)
-
-
-stream_case(DONE, "sound", "a valid file", sound)
-stream_case(CORRUPT, "cut_in_data", "cut in its data", sound[:-5])
-stream_case(CORRUPT, "cut_in_object", "cut in its object", sound[:100])
-stream_case(CORRUPT, "trailing", "something after the last storage", sound + b"x")
-stream_case(CORRUPT, "trailing_zeros", "zeros after the last storage", sound + bytes(4096))
-stream_case(CORRUPT, "keys_missing", "no keys", streamed(W, keys=pickled(listed())))
-stream_case(CORRUPT, "keys_twice", "a key twice", streamed(W, keys=pickled(listed(text("0"), text("0")))))
-stream_case(CORRUPT, "keys_other", "another key", streamed(W, keys=pickled(listed(text("7")))))
-stream_case(CORRUPT, "keys_dict", "keys that are a dict", streamed(W, keys=pickled(mapped(text("0"), NONE))))
-stream_case(
-    CORRUPT,
-    "count",
-    "a storage that says it has another number of elements",
-    sound[:-32] + struct.pack("<q", 7) + sound[-24:],
-)
-stream_case(CORRUPT, "count_negative", "a storage of -1 elements", sound[:-32] + struct.pack("<q", -1) + sound[-24:])
-stream_case(CORRUPT, "count_huge", "a storage of 2^62 elements", sound[:-32] + struct.pack("<q", 1 << 62) + sound[-24:])
-stream_case(UNSUPPORTED, "version", "another version", streamed(W, version=pickled(number(1002))))
-stream_case(CORRUPT, "machine", "facts about the machine that are none", streamed(W, machine=pickled(number(1))))
-stream_case(CORRUPT, "beyond", "a tensor beyond its storage", streamed(mapped(text("w"), tensor(STREAM_STORAGE, 1))))
-stream_case(
-    CORRUPT, "view_beyond", "a view beyond its storage",
-    streamed(
-        mapped(
-            text("w"),
-            tensor(
-                several(
-                    text("storage"), name("torch", "FloatStorage"), text("0"), text("cpu"), number(6),
-                    several(text("1"), number(4), number(6)),
-                ) + b"Q"
-            ),
-        )
-    ),
-)  # fmt: skip
 
 # ---------------------------------------------------------------------------------- whole modules, and TorchScript
 

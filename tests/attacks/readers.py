@@ -12,9 +12,7 @@ from collections.abc import Callable
 from .assemble import (
     DATA,
     NONE,
-    STREAM_STORAGE,
     Member,
-    called,
     listed,
     mapped,
     members,
@@ -23,13 +21,12 @@ from .assemble import (
     pickled,
     several,
     storage,
-    streamed,
     tensor,
     text,
     wide,
     zipped,
 )
-from .corpus import CORRUPT, DONE, OTHER, UNSAFE, UNSUPPORTED, W_STREAM, Case, M, P, evil
+from .corpus import CORRUPT, DONE, OTHER, UNSAFE, UNSUPPORTED, Case, M, P, evil
 
 READERS: dict[str, Case] = {}
 PICKLE, ORDER, STORED, VERSION = M
@@ -136,18 +133,12 @@ def behind(front: Make) -> Make:
     return lambda canary: zipped(M, before=front(canary))
 
 
-def stream_of_evil(canary: str) -> bytes:
-    return streamed(called(name("posix", "system"), text(f"touch '{canary}'")))
-
-
 _live("pickle_before", "a pickle before an archive that knows of it", behind(evil))
 _live(
     "pickle_before_zeros", "a pickle and much else before an archive", behind(lambda canary: evil(canary) + bytes(9999))
 )
 _live("protocol_0_before", "a pickle of protocol 0 before an archive",
       behind(lambda canary: b"cos\nsystem\n(S\"touch '" + canary.encode() + b"'\"\ntR."))  # fmt: skip
-_live("stream_before", "a stream before an archive", behind(stream_of_evil))
-_add(CORRUPT, "sound_stream_before", "a sound stream before an archive", behind(lambda canary: streamed(W_STREAM)))
 _add(CORRUPT, "member_before", "a member before the first that the directory has",
      zipped(M, before=parts_of(zipped([PICKLE.changed(data=pickled(NONE))]))[0]))  # fmt: skip
 _add(CORRUPT, "byte_before", "one byte before an archive", zipped(M, before=b"\n"))
@@ -368,55 +359,6 @@ def zip_and_tar() -> bytes:
 
 
 _add(CORRUPT, "zip_and_tar", "a zip archive that begins as a tar archive does", zip_and_tar())
-
-
-_zip = zipped(M, comment=b" " * (-len(zipped(M)) % 4))
-_add(CORRUPT, "stream_and_zip", "a stream whose last storage is a zip archive", streamed(
-    mapped(text("w"), tensor(STREAM_STORAGE), text("z"), tensor(
-        several(text("storage"), name("torch", "FloatStorage"), text("1"), text("cpu"), number(len(_zip) // 4), NONE)
-        + b"Q", 0, (1,), (1,)
-    )), (("0", DATA), ("1", _zip)),
-))  # fmt: skip
-
-# ------------------------------------------------------------------------------------------------------------ stream
-
-
-def stream_case(file: str, why: str, pids: dict[str, bytes], keys: bytes, *storages: bytes) -> None:
-    tensors = [part for key, pid in pids.items() for part in (text(key), tensor(pid + b"Q"))]
-    _add(CORRUPT, f"stream_{file}", why, streamed(
-        mapped(*tensors), tuple((str(index), data) for index, data in enumerate(storages)), keys=pickled(keys)
-    ))  # fmt: skip
-
-
-def said(key: bytes, view: bytes = NONE, location: str = "cpu", numel: int = 6) -> bytes:
-    return several(text("storage"), name("torch", "FloatStorage"), key, text(location), number(numel), view)
-
-
-def view(key: bytes, offset: int = 0, numel: int = 6) -> bytes:
-    return several(key, number(offset), number(numel))
-
-
-_TWO = listed(text("0"), text("1"))
-stream_case("view_is_root", "a view with the key of another storage",
-            {"v": said(text("1")), "w": said(text("0"), view(text("1")))}, _TWO, OTHER, DATA)  # fmt: skip
-stream_case("root_is_view", "a storage with the key of a view before it",
-            {"w": said(text("0"), view(text("1"))), "v": said(text("1"))}, _TWO, OTHER, DATA)  # fmt: skip
-stream_case("view_is_itself", "a view with the key of its storage",
-            {"w": said(text("0"), view(text("0"), 0, 6), numel=12)}, listed(text("0")), OTHER + DATA)  # fmt: skip
-stream_case("view_number", "a view under a number, and under its digits",
-            {"w": said(text("0"), view(number(5)), numel=12), "v": said(text("0"), view(text("5")), numel=12)},
-            listed(text("0")), DATA + OTHER)  # fmt: skip
-stream_case("number", "a storage under a number, and under its digits",
-            {"w": said(text("0")), "v": said(number(0))}, listed(text("0")), DATA)  # fmt: skip
-stream_case("keys_numbers", "numbers in the list of keys, and digits in the object",
-            {"w": said(text("0"))}, listed(number(0)), DATA)  # fmt: skip
-stream_case("meta", "a storage without data that has some elsewhere",
-            {"w": said(text("0")), "v": said(text("0"), location="meta")}, listed(text("0")), DATA)  # fmt: skip
-stream_case("big_key", "a key of 60,000 bytes", {"w": said(b"\x8b" + struct.pack("<i", 60000) + b"\x7f" * 60000)},
-            listed(text("0")), DATA)  # fmt: skip
-stream_case("big_view", "a view at an offset of 60,000 bytes", {"w": said(text("0"), several(
-    text("5"), b"\x8b" + struct.pack("<i", 60000) + b"\x7f" * 60000, number(1)
-))}, listed(text("0")), DATA)  # fmt: skip
 
 # ----------------------------------------------------------------------------------------------------- other kinds
 

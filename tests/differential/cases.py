@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from ckptconv.formats.torch.file import TARS
+from ckptconv.formats.torch.file import CONTAINERS, STREAM, TAR
 
 
 class Step(NamedTuple):
@@ -66,8 +66,11 @@ KINDS: dict[str, Kind] = {
         "pickle", ("C pickle", "Python pickle", "weights_only pickle"), ".pkl", lazily("pickles", "a_pickle")
     ),
     "zip": Kind("torch", _ZIP, ".pt", lazily("archives", "a_zip")),
-    **({"tar": Kind("torch", (*_TORCH, "zipfile"), ".pt", lazily("archives", "a_tar_case"))} if TARS else {}),
-    "stream": Kind("torch", (*_TORCH, "zipfile"), ".pt", lazily("archives", "a_stream_case")),
+    **{
+        kind: Kind("torch", (*_TORCH, "zipfile"), ".pt", lazily("archives", f"a_{kind}_case"))
+        for kind, container in {"tar": TAR, "stream": STREAM}.items()
+        if container in CONTAINERS
+    },
     "tensors": Kind("torch", _ZIP, ".pt", lazily("tensors", "a_tensor_case")),
     "safetensors": Kind("safetensors", ("safetensors",), ".safetensors", lazily("headers", "a_header"), strict=True),
 }

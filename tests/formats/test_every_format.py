@@ -24,13 +24,6 @@ class TestZip(FormatSuite):
         return torch.load(checkpoint, weights_only=True)  # type: ignore[no-any-return]
 
 
-class TestStream(TestZip):
-    def write(self, place: Path) -> Path:
-        state = torch.load(seven_shards(place / "model.pt"), weights_only=True)
-        torch.save(state, place / "model.pt", _use_new_zipfile_serialization=False)
-        return place / "model.pt"
-
-
 class TestShardedSet(FormatSuite):
     command, family = "pt2safetensors", "torch"
 

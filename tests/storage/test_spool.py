@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from cells import looking
+from cells import looking, torch_containers
 from checkpoints import Run, assert_same, ckptconv, ckptconv_forked, ckptconv_here, load_with_aliases
 from compare import numbers, same
 from effort import examples
@@ -538,16 +538,16 @@ def piped(content: bytes, *arguments: object) -> Run:
     return ckptconv_forked(*arguments, content=content)
 
 
-@pytest.mark.parametrize("kind", ["zip", "deflated", "stream"])
+@pytest.mark.parametrize("kind", [*torch_containers(), "deflated"])
 def test_what_comes_through_a_pipe_is_converted_like_the_file(
     kind: str, plain: Path, expected: bytes, tmp_path: Path
 ) -> None:
     source = plain
     if kind == "deflated":
         source = deflated(plain, tmp_path / "model.pt")
-    elif kind == "stream":
+    elif options := torch_containers()[kind]:
         source = tmp_path / "model.pt"
-        torch.save(tree(), source, _use_new_zipfile_serialization=False)
+        torch.save(tree(), source, **options)
     run = piped(source.read_bytes(), "pt2safetensors", "-", tmp_path / "out.safetensors", "--json")
     assert run.code == 0, run.err
     assert (tmp_path / "out.safetensors").read_bytes() == expected
@@ -654,7 +654,7 @@ def test_what_is_only_looked_at_may_come_through_a_pipe_too(plain: Path, tmp_pat
 
 def test_a_large_pipe_takes_little_memory(tmp_path: Path) -> None:
     large, output = tmp_path / "large.pt", tmp_path / "out.safetensors"
-    torch.save({"w": torch.zeros(24 * MIB, dtype=torch.int32)}, large, _use_new_zipfile_serialization=False)
+    torch.save({"w": torch.zeros(24 * MIB, dtype=torch.int32)}, large)
     line = f"cat '{large}' | '{sys.executable}' -m ckptconv pt2safetensors - '{output}' --json --no-fsync"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
     assert Run(0, done.stdout, "").json["peak_rss_bytes"] < 64 * MIB

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ckptconv.errors import CkptconvError, LimitError, UnsafeError
+from ckptconv.features.consecutive.pickles import LongError, Pickles
 from ckptconv.features.scan.seekable import Seekable
-from ckptconv.formats.torch.consecutive import LongError, Pickles
 from ckptconv.formats.torch.zip import PICKLE
 from ckptconv.pickles.vocabulary import WHOLE_TREES
 from ckptconv.storage import LOCAL_SIGNATURE, zip_elsewhere

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, TruncatedError, UnsafeError, UnsupportedError
+from ckptconv.features.consecutive.pickles import LongError, Pickles
 from ckptconv.features.scan.beginnings import (
     CLOSED,
     HEAD,
@@ -50,9 +51,8 @@ from ckptconv.features.scan.readings import Readings, all_bytes
 from ckptconv.features.scan.report import Finding
 from ckptconv.features.scan.survey import Passed, survey
 from ckptconv.formats.model_files import looks_like_safetensors
-from ckptconv.formats.torch.consecutive import LongError, Pickles
 from ckptconv.formats.torch.container import SCANNED, is_stream
-from ckptconv.formats.torch.file import read_from
+from ckptconv.formats.torch.file import CONTAINERS, STREAM, read_from
 from ckptconv.formats.torch.objects import without_tensors
 from ckptconv.formats.torch.zip import TorchArchive
 from ckptconv.pickles import watching
@@ -442,7 +442,7 @@ class ScannedContents:
     # ---- torch's files, and archives
 
     def _torch(self, reader: Reader, depth: int) -> str:
-        if has_long(reader):
+        if has_long(reader) or STREAM not in CONTAINERS:
             return self._pickles(reader, depth) and "torch stream"
         self.read(lambda: read_from(reader, limits=LIMITS), depth)
         return "torch stream"

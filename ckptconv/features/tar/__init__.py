@@ -6,3 +6,4 @@ In: the reader of a file that begins with a tar header. Out: a `TorchFile`, as o
 from __future__ import annotations
 
 PAGES = ()
+NEEDS = ("consecutive",)

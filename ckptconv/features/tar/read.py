@@ -14,9 +14,10 @@ import struct
 from typing import Any
 
 from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.features.consecutive.pickles import Pickles
 from ckptconv.features.tar.directory import listed
-from ckptconv.formats.torch.consecutive import Pickles
 from ckptconv.formats.torch.container import SCANNED, TorchFile, first_identity, is_pickle, refuse_attack
+from ckptconv.formats.torch.file import TAR
 from ckptconv.formats.torch.objects import vocabulary
 from ckptconv.formats.torch.storages import Storage, storage_dtype
 from ckptconv.pickles.nodes import Global
@@ -90,7 +91,7 @@ def _read(reader: Reader, limits: Limits) -> TorchFile:
         "little",
         contents.records(),
         sum(member.bytes_read for member in pickles.values()),
-        "tar archive",
+        TAR,
     )
 
 

@@ -18,10 +18,14 @@ from ckptconv.storage.location import Location
 from ckptconv.storage.reading import Reader
 from ckptconv.storage.records import Records
 
-# The modules that read tar archives of torch.save: `read` returns what is in one.
-TARS: tuple[str, ...] = (
-    "ckptconv.features.tar.read",
-)  # fmt: skip
+# Containers of torch.save besides zip archives, as they are called in messages, and when it writes them.
+TAR, STREAM = "tar archive", "stream"
+_WRITTEN = {TAR: "before 0.1.10", STREAM: "before 1.6, or with _use_new_zipfile_serialization=False"}
+# The module that reads each of them: `read` returns what is in one.
+CONTAINERS = {
+    TAR: "ckptconv.features.tar.read",
+    STREAM: "ckptconv.features.torch_stream.read",
+}
 # The module that takes state dicts out of modules that were pickled as a whole: `taken` returns what is left.
 MODULES: tuple[str, ...] = (
     "ckptconv.features.modules.whole",
@@ -55,41 +59,30 @@ def read_from(reader: Reader, *, limits: Limits = DEFAULT_LIMITS) -> TorchFile:
 def _read(reader: Reader, head: bytes, limits: Limits) -> TorchFile:
     from ckptconv.storage.tar_header import is_tar
 
-    begins_as_zip, begins_as_tar = head.startswith(LOCAL_SIGNATURE), is_tar(head)
-    if begins_as_zip and begins_as_tar:
+    container = TAR if is_tar(head) else STREAM if is_stream(head) else ""
+    if container == TAR and head.startswith(LOCAL_SIGNATURE):
         raise CorruptError(
             f"{reader.file.path} begins as a zip archive and as a tar archive: different readers would read it "
             "differently."
         )
-    if begins_as_tar:
-        content = _read_tar(reader, limits)
-    elif is_stream(head):
-        from ckptconv.formats.torch.stream import read_stream
-
-        content = read_stream(reader, limits=limits)
-    else:
+    if not container:
         from ckptconv.formats.torch.zip import read_zip
 
         return read_zip(reader, limits=limits)
+    if container not in CONTAINERS:
+        raise UnsupportedError(
+            f"{reader.file.path} is a {container}, as torch.save wrote {_WRITTEN[container]}.",
+            "Load it with torch.load, and save it again with torch.save.",
+        )
+    content: TorchFile = import_module(CONTAINERS[container]).read(reader, limits)
     from ckptconv.storage.zip_elsewhere import ends_as_zip
 
     if ends_as_zip(reader):
         raise CorruptError(
-            f"{reader.file.path} begins as a {content.container}, but ends as a zip archive: different readers would "
+            f"{reader.file.path} begins as a {container}, but ends as a zip archive: different readers would "
             "read it differently."
         )
     return content
-
-
-def _read_tar(reader: Reader, limits: Limits) -> TorchFile:
-    """Return what is read of a tar archive."""
-    for module in TARS:
-        read: TorchFile = import_module(module).read(reader, limits)
-        return read
-    raise UnsupportedError(
-        f"{reader.file.path} is a tar archive, as torch.save wrote before 0.1.10.",
-        "Load it with torch.load, and save it again.",
-    )
 
 
 def _refuse_attack(reader: Reader, head: bytes) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from attacks.corpus import CASES
-from cells import trained
+from cells import torch_containers, trained
 from checkpoints import ZERO, ckptconv_here, load_with_aliases, torch_file, torch_loaded
 from checkpoints import assert_same as assert_same_tensors
 from compare import assert_same
@@ -245,9 +245,10 @@ def test_archives_that_were_packed_again(tmp_path: Path) -> None:
             assert_same({name: theirs}, {name: ckptconv.load_state_dict(path)})
 
 
-def test_the_stream_format(tmp_path: Path) -> None:
-    path = torch_file(tmp_path, STATES["one storage under different views"](), _use_new_zipfile_serialization=False)
-    assert_same(torch_loaded(path), ckptconv.load_state_dict(path))
+def test_every_container(tmp_path: Path) -> None:
+    for options in torch_containers().values():
+        path = torch_file(tmp_path, STATES["one storage under different views"](), **options)
+        assert_same(torch_loaded(path), ckptconv.load_state_dict(path))
 
 
 def test_a_file_of_a_big_endian_machine(tmp_path: Path) -> None:

@@ -1291,17 +1291,6 @@ def test_a_copy_is_known_though_no_archive_tells_its_name(tmp_path: Path) -> Non
     refused(tag, CorruptError, one.name, two.name, "copy of the other")
 
 
-def test_a_copy_of_a_stream_is_known_too(tmp_path: Path) -> None:
-    """As DeepSpeed writes without checkpoint_serialization: it has neither a name nor checksums."""
-    for number, seen in enumerate((values(40), torch.zeros(40))):
-        tag = write(tmp_path / str(number), Model([{"w": seen}]), Save(stage=3, stream=True)) / TAG
-        moved(tag, *(f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in (0, 1)))
-        if number == 0:
-            refused(tag, CorruptError, "hold identical partitions", "copy of the other")
-        else:  # every rank may have nothing but zeros
-            check(tmp_path, tag, {"w": seen})
-
-
 def test_many_parameters_on_many_ranks_are_planned_at_once(tmp_path: Path) -> None:
     model = Model([{f"layer.{number}.weight": values(3, 5, seed=number) for number in range(100)}])
     checkpoint = write(tmp_path / "checkpoint", model, Save(stage=3, world=24, sub_group=10))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from cells import looking
+from cells import looking, torch_containers
 from checkpoints import ckptconv_here, done
 from effort import every, examples
 from hypothesis import HealthCheck, given
@@ -203,8 +203,8 @@ def compare(ours: Any, theirs: Any) -> None:
 def test_a_module_is_its_state_dict(kind: str, tmp_path: Path) -> None:
     model = MODELS[kind]()
     theirs = model.state_dict()
-    for name, how in (("model.pt", {}), ("old.pt", {"_use_new_zipfile_serialization": False})):
-        path = saved(model, tmp_path / name, **how)
+    for container, options in torch_containers().items():
+        path = saved(model, tmp_path / f"{container}.pt", **options)
         compare(state_of(path), theirs)
     run = done(ckptconv_here("pt2safetensors", path, tmp_path / "out.safetensors", "--verify", "--json"))
     assert run.json["opaque"] == []

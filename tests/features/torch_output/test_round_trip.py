@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 from attacks.corpus import CASES
+from cells import torch_containers
 from checkpoints import DATA, Run, ckptconv, ckptconv_here, done, torch_loaded
 from compare import assert_same
 from effort import TIMES, every, examples
@@ -109,8 +110,9 @@ def test_every_pickle_protocol(name: str, protocol: int, tmp_path: Path) -> None
 
 
 @every("name", ["one storage under different views", "parameters, gradients, attributes", "a cycle"])
-def test_the_stream_format(name: str, tmp_path: Path) -> None:
-    path = saved(tmp_path, STATES[name](), _use_new_zipfile_serialization=False)
+@every("options", torch_containers().values(), ids=torch_containers())
+def test_every_container(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    path = saved(tmp_path, STATES[name](), **options)
     check(path, back(path))
 
 
@@ -381,15 +383,17 @@ def one_process() -> Iterator[Any]:
 
 
 @pytest.mark.filterwarnings("ignore")
-@every("zipped", [True, False])
-def test_distributed_tensors_of_one_process_are_whole(zipped: bool, one_process: Any, tmp_path: Path) -> None:
+@every("options", torch_containers().values(), ids=torch_containers())
+def test_distributed_tensors_of_one_process_are_whole(
+    options: dict[str, Any], one_process: Any, tmp_path: Path
+) -> None:
     from torch.distributed._shard import sharded_tensor, sharding_spec
     from torch.distributed.tensor import Shard, distribute_tensor
 
     spread = distribute_tensor(torch.arange(8.0), one_process, [Shard(0)])
     sharded = sharded_tensor.rand(sharding_spec.ChunkShardingSpec(0, ["rank:0/cpu"]), 4, 4)
     for tensor in (spread, torch.nn.Parameter(spread), sharded):
-        path = saved(tmp_path, {"w": torch.ones(2), "d": [tensor]}, _use_new_zipfile_serialization=zipped)
+        path = saved(tmp_path, {"w": torch.ones(2), "d": [tensor]}, **options)
         whole = sharded.local_tensor() if tensor is sharded else spread.to_local()
         convert(path, tmp_path / "whole.safetensors")
         found = load_file(tmp_path / "whole.safetensors")
@@ -503,8 +507,10 @@ def memory_of(value: Any) -> int:
 
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
 @every("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex128])
-@every("zipped", [True, False])
-def test_typed_storages_stay_storages_and_share_their_memory(dtype: torch.dtype, zipped: bool, tmp_path: Path) -> None:
+@every("options", torch_containers().values(), ids=torch_containers())
+def test_typed_storages_stay_storages_and_share_their_memory(
+    dtype: torch.dtype, options: dict[str, Any], tmp_path: Path
+) -> None:
     tensor = torch.arange(6).to(dtype)
     state = {
         "s": tensor.storage(),
@@ -513,7 +519,7 @@ def test_typed_storages_stay_storages_and_share_their_memory(dtype: torch.dtype,
         "other": tensor.clone().storage(),
         "empty": torch.empty(0, dtype=dtype).storage(),
     }
-    path = saved(tmp_path, state, _use_new_zipfile_serialization=zipped)
+    path = saved(tmp_path, state, **options)
     original = torch_loaded(path)
     ways = {
         "back": torch_loaded(back(path), weights_only=True),

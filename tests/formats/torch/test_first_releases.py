@@ -20,7 +20,6 @@ from attacks.assemble import (
     pickled,
     several,
     storage,
-    streamed,
     tensor,
     text,
     zipped,
@@ -33,7 +32,7 @@ from safetensors.torch import load_file
 
 from ckptconv.formats.torch.file import read_torch
 
-STORED = several(text("storage"), name("torch", "FloatStorage"), text("0"), text("cpu"), number(6), NONE) + b"Q"
+STORED = storage()
 PARAMETER, VARIABLE = ("torch.nn.parameter", "Parameter"), ("torch.autograd.variable", "Variable")
 
 
@@ -72,8 +71,9 @@ SOUND = {
 }
 
 
-def state_dict(value: bytes) -> bytes:
-    return streamed(mapped(text("w"), value, text("tied"), value))
+def state_dict(value: bytes, tied: bytes | None = None) -> bytes:
+    """A file of an object that is there under two names; `tied` is the second mention of it."""
+    return zipped(members(pickled(mapped(text("w"), value, text("tied"), value if tied is None else tied))))
 
 
 @every("case", SOUND)
@@ -101,7 +101,7 @@ def test_they_are_converted_and_go_back(case: str, tmp_path: Path) -> None:
 def test_one_object_that_is_mentioned_twice_is_one_tensor(tmp_path: Path) -> None:
     made = called(name("torch", "FloatTensor")) + b"q\x00" + several(STORED, number(0), numbers(2, 3), numbers(3, 1))
     path = tmp_path / "model.pt"
-    path.write_bytes(streamed(mapped(text("w"), made + b"b", text("tied"), b"h\x00")))
+    path.write_bytes(state_dict(made + b"b", b"h\x00"))
     same(read_torch(str(path)).value, torch_loaded(path))
 
 
@@ -109,20 +109,14 @@ def test_one_that_is_mentioned_before_it_has_its_state_is_refused(tmp_path: Path
     early = listed(called(name("torch", "FloatTensor")) + b"q\x63") + b"0h\x63"
     path = tmp_path / "model.pt"
     held = several(STORED, number(0), numbers(2, 3), numbers(3, 1))
-    path.write_bytes(streamed(mapped(text("w"), early + held + b"b", text("early"), b"h\x63")))
+    path.write_bytes(state_dict(early + held + b"b", b"h\x63"))
     run = ckptconv_here("pt2safetensors", path, tmp_path / "out.safetensors")
     assert run.code == 4, (run.code, run.err)
 
 
-def test_archives_may_hold_them_too(tmp_path: Path) -> None:
-    path = tmp_path / "model.pt"
-    path.write_bytes(zipped(members(pickled(mapped(text("w"), typed(held=storage()))))))
-    same(read_torch(str(path)).value, torch_loaded(path))
-
-
 def test_tensors_of_a_gpu_are_those_of_the_processor(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
-    path.write_bytes(streamed(mapped(text("w"), typed("FloatTensor", module="torch.cuda"))))
+    path.write_bytes(state_dict(typed("FloatTensor", module="torch.cuda")))
     done(ckptconv_here("pt2safetensors", path, tmp_path / "out.safetensors", "--json"))
     assert load_file(tmp_path / "out.safetensors")["w"].shape == (2, 3)
 
@@ -147,7 +141,7 @@ WRONG = {
 @every("case", WRONG)
 def test_states_that_fit_no_release_are_corrupt(case: str, tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
-    path.write_bytes(streamed(mapped(text("w"), WRONG[case])))
+    path.write_bytes(state_dict(WRONG[case]))
     run = ckptconv_here("pt2safetensors", path, tmp_path / "out.safetensors")
     assert run.code == 4, (run.code, run.err)
     assert not (tmp_path / "out.safetensors").exists()

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from attacks.assemble import Member, called, mapped, members, name, pickled, tensor, text, wide, zipped
-from cells import looking
+from cells import looking, torch_containers
 from checkpoints import assert_same, ckptconv_here, done, load_with_aliases
 from effort import every
 from samples import saved
@@ -144,9 +144,9 @@ def test_archives(odd: str, tmp_path: Path) -> None:
 
 
 @every("odd", TREES)
-@every("stream", [False, True], ids=["zip", "stream"])
-def test_trees(odd: str, stream: bool, tmp_path: Path) -> None:
-    check(tmp_path / "model.pt", saved(TREES[odd], _use_new_zipfile_serialization=not stream), EXPECTED.get(odd))
+@every("options", torch_containers().values(), ids=torch_containers())
+def test_trees(odd: str, options: dict[str, Any], tmp_path: Path) -> None:
+    check(tmp_path / "model.pt", saved(TREES[odd], **options), EXPECTED.get(odd))
 
 
 def test_the_name_of_a_file_means_nothing(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import fsspec
 import pytest
 import torch
+from cells import torch_containers
 from checkpoints import Run, assert_same, ckptconv_here, done, load_with_aliases, metadata_of
 from compare import Attack, numbers
 from effort import every, examples
@@ -213,11 +214,12 @@ def test_a_directory_with_a_state_dict_in_one_file(tmp_path: Path) -> None:
     assert_same(load_file(tmp_path / "model.safetensors"), tensors)
 
 
-def test_shards_in_the_stream_format(tmp_path: Path) -> None:
+@every("options", torch_containers().values(), ids=torch_containers())
+def test_shards_in_every_container(options: dict[str, Any], tmp_path: Path) -> None:
     tensors = {name: numbers(torch.float32, 10) for name in "ab"}
     for number, (name, tensor) in enumerate(tensors.items(), 1):
         path = tmp_path / f"pytorch_model-0000{number}-of-00002.bin"
-        torch.save({name: tensor}, path, _use_new_zipfile_serialization=False)
+        torch.save({name: tensor}, path, **options)
     converted(tmp_path, tmp_path / "out")
     assert_same(load_with_aliases(tmp_path / "out"), tensors)
 

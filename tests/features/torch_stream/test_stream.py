@@ -17,10 +17,11 @@ import torch
 from compare import SAVABLE, bits, evaluate, numbers, same
 from containers import ContainerSuite, refusal
 from effort import every
+from features.torch_stream.attacks import FILES
 from torch import nn
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError
-from ckptconv.formats.torch import consecutive
+from ckptconv.features.consecutive import pickles
 from ckptconv.formats.torch.file import read_torch
 from ckptconv.pickles.nodes import Global
 
@@ -188,6 +189,13 @@ def test_a_big_endian_machine_wrote_little_endian_elements(count: str, tmp_path:
         same(read(path).value, torch.load(path))
 
 
+def test_a_big_endian_machine_counts_as_others_do(tmp_path: Path) -> None:
+    path = tmp_path / "big.pt"
+    content = stream([Tensor(six(), 0, (6,), (1,))], {"7": (5, FLOATS)}, machine={**MACHINE, "little_endian": False})
+    path.write_bytes(content)
+    assert "should have 6 elements of float32, and it says 5" in refusal(path)
+
+
 def test_complex_numbers_of_a_big_endian_machine_are_refused(tmp_path: Path) -> None:
     """torch swapped them as if they were one number of 8 bytes; later releases may not."""
     path = tmp_path / "big.pt"
@@ -301,6 +309,16 @@ def test_a_pickle_that_never_ends_is_not_read_forever(
     with path.open("wb") as out:
         out.write(head[:at] + b"\x80\x02X\xff\xff\xff\x7f")
         out.truncate(4 << 30)
-    monkeypatch.setattr(consecutive, "MAX_PICKLE", 1 << 20)
+    monkeypatch.setattr(pickles, "MAX_PICKLE", 1 << 20)
     with pytest.raises(LimitError, match="the object takes more than 1048576 bytes"):
         read_torch(str(path))
+
+
+def test_it_is_said_what_is_read_in_two_ways(tmp_path: Path) -> None:
+    path, cases = tmp_path / "model.pt", {case.file: case for case in FILES}
+    for file, reason in {
+        "two_stream_and_zip.pt": "begins as a stream, but ends as a zip archive",
+        "two_stream_view_is_root.pt": "a view of a storage with the key of a storage, '1'",
+    }.items():
+        path.write_bytes(cases[file].make(""))
+        assert reason in refusal(path)

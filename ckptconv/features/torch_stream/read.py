@@ -17,13 +17,14 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.formats.torch.consecutive import Pickles
+from ckptconv.features.consecutive.pickles import Pickles
 from ckptconv.formats.torch.container import STREAM_HEAD, STREAM_MAGIC, TorchFile, first_identity, is_stream
+from ckptconv.formats.torch.file import STREAM
 from ckptconv.formats.torch.objects import vocabulary
 from ckptconv.formats.torch.storages import Storage, StorageId, storage_id
 from ckptconv.pickles.machine import load
 from ckptconv.pickles.nodes import Global
-from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, Limits, MalformedError, RefusedError, Vocabulary
+from ckptconv.pickles.vocabulary import Limits, MalformedError, RefusedError, Vocabulary
 from ckptconv.storage.coalesce import coalesced
 from ckptconv.storage.reading import Reader
 from ckptconv.storage.records import Records
@@ -36,7 +37,7 @@ VERSION = 1001
 _COUNT = struct.Struct("<q")
 
 
-def read_stream(reader: Reader, *, limits: Limits = DEFAULT_LIMITS) -> TorchFile:
+def read(reader: Reader, limits: Limits) -> TorchFile:
     """Read a file in the stream format: its pickles and the counts before its storages, but no elements.
 
     Raises CorruptError for a file that is truncated, contradicts itself, or has data after the last storage, which
@@ -69,7 +70,7 @@ def read_stream(reader: Reader, *, limits: Limits = DEFAULT_LIMITS) -> TorchFile
         "little",
         storages.records(),
         pickles.bytes_read,
-        "stream",
+        STREAM,
     )
 
 

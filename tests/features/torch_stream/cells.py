@@ -1,0 +1,28 @@
+"""What tests of the trunk ask of torch's stream format too."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+from attacks.assemble import listed, mapped, streamed, tensor, text
+
+from . import attacks
+
+ATTACKS = attacks.FILES
+# The keys in a stream that torch writes are addresses, and no two are alike.
+TORCH_FILES = {
+    "pt/stream": streamed(mapped(text("state_dict"), mapped(text("w"), tensor()), text("ema"), listed(tensor())))
+}
+# Containers of torch.save: its options that ask for them.
+CONTAINERS: dict[str, dict[str, Any]] = {"stream": {"_use_new_zipfile_serialization": False}}
+
+
+def _fuzz(chance: random.Random, place: Path) -> str:
+    from features.torch_stream.fuzzing import fuzz_streams
+
+    return fuzz_streams(chance, place)
+
+
+FUZZED = {"stream": _fuzz}
