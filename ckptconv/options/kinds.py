@@ -175,7 +175,8 @@ def _not_among(value: Any, called: str, choices: tuple[str, ...], words: Mapping
         return UsageError(f"{called} is {brief(value)}; no feature that has a value for it is installed.")
     text = value.lower().replace("_", "-") if isinstance(value, str) else ""
     like = [name for name in difflib.get_close_matches(text, choices) if name[0] == text[0]]
-    close = [words[text]] if text in words else [name for name in choices if text and name.startswith(text)] or like
+    exact = [words.get(text, text)] if text in words or text in choices else []
+    close = exact or [name for name in choices if text and name.startswith(text)] or like
     meant = [name for name in close if name in choices]
     return UsageError(
         f"{called} is {brief(value)}; it may be {some(choices[:-1], len(choices), str)} or {choices[-1]}.",

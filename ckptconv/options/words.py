@@ -68,7 +68,7 @@ ELSEWHERE = {
     ),
     "gptq awq": "GPTQ and AWQ need sample data: use their own programs, or convert --quantize fp8-block.",
     "unmerge demerge extract-lora lora-extract": (
-        "An adapter cannot be taken out of a merged model again: keep its base. ckptconv diff BASE MODEL --delta DELTA "
+        "An adapter cannot be taken out of a merged model again: keep its base. ckptconv diff BASE MODEL --delta DIR "
         "stores their exact difference."
     ),
 }

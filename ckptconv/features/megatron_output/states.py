@@ -96,7 +96,8 @@ def _widened(tensor: LazyTensor, called: str) -> LazyTensor:
     """Return `tensor` in fp32. Raise UnsupportedError for numbers that mean something else, or have more digits."""
     if tensor.dtype.name not in (_FULL, *_HALVES):
         raise UnsupportedError(
-            f"{called} is {tensor.dtype}. Megatron-core has states in float32; {' and '.join(_HALVES)} become it.",
+            f"{called} is {tensor.dtype}. Megatron-core has states in float32; states in {' and '.join(_HALVES)} are "
+            "converted to it.",
             ADVICE,
         )
     return tensor if tensor.dtype.name == _FULL else casting.cast(tensor, DTYPES[_FULL])

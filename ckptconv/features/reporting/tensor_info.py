@@ -26,4 +26,4 @@ class TensorInfo:
     """Its size."""
 
     stats: Statistics | None = None
-    """Statistics of its values, with --stats; null for dtypes that are no numbers. A tied name has its tensor's."""
+    """Statistics of its values, with --stats; null for dtypes that are not numeric. A tied name has its tensor's."""

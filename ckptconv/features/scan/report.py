@@ -128,8 +128,8 @@ class ScannedFile:
     """Its path or URL."""
 
     verdict: str
-    """What loading it would do: run nothing; that is not known; what no checkpoint has a reason to do; run programs
-    or code."""
+    """What loading it would run: nothing (safe), something unknown, something that no checkpoint needs (suspicious), or
+    programs or code (attack); unreadable if that cannot be judged."""
 
     format: str
     """What it is, in words."""

@@ -10,7 +10,7 @@ class Serving(TypedDict):
     """The line that `serve --json` prints once it listens."""
 
     input: str
-    """What the files are made of."""
+    """The checkpoint that the files are made from."""
 
     url: str
     """Where the files are, without their names."""
