@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ckptconv.features.saving.saving import save_state_dict
     from ckptconv.features.scan.report import ScanReport
     from ckptconv.features.scan.scanning import scan
+    from ckptconv.features.unflattening.decoder import unflatten
     from ckptconv.features.virtual_files.files import VirtualFiles
     from ckptconv.features.virtual_files.filesystem import VirtualFileSystem
     from ckptconv.formats.source import Source
@@ -63,7 +64,7 @@ if TYPE_CHECKING:
     )
     from ckptconv.options.table import Options
     from ckptconv.result import Report
-    from ckptconv.structure.keymap import flatten, unflatten
+    from ckptconv.structure.keymap import flatten
     from ckptconv.verification.report import Verification
     from ckptconv.verification.verify import verify
     from ckptconv.version import __version__
@@ -127,7 +128,7 @@ _HOMES = {
     "save_state_dict": ("features.saving.saving", "save_state_dict"),
     "scan": ("features.scan.scanning", "scan"),
     "split_rows": ("features.rows.split", "split"),
-    "unflatten": ("structure.keymap", "unflatten"),
+    "unflatten": ("features.unflattening.decoder", "unflatten"),
     "verify": ("verification.verify", "verify"),
 }
 

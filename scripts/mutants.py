@@ -96,9 +96,9 @@ MUTANTS = [
         "tests/storage/test_buffers.py",
     ),
     Mutant(
-        "structure/keymap",
-        "if len(storages) < len(tensors) or None in storages:",
-        "if None in storages:",
+        "structure/encoder",
+        "if leaf.group is None or self.members[leaf.group] == 1:",
+        "if leaf.group is None:",
         "tests/structure/test_keymap.py",
     ),
     Mutant(

@@ -151,8 +151,7 @@ def library(place: Path) -> None:
     if report.tensors != 1 or ckptconv.verify("model.pt", "library.safetensors", include=["a.*"]).tensors != 1:
         raise SystemExit(f"The library converted {report}.")
     source = open_source("model.pt")
-    flat, structure = ckptconv.flatten(source.weights)
-    if set(ckptconv.unflatten(flat, structure)) != {"a.weight", "b"}:
+    if set(ckptconv.flatten(source.weights)[0]) != {"a.weight", "b"}:
         raise SystemExit("The library lost a tensor.")
     try:
         ckptconv.convert("missing.pt", "x.safetensors")

@@ -39,6 +39,7 @@ from differential.cases import KINDS
 from differential.hunt import Hunter, limited, told
 from differential.trees import bits
 from mutations import VALUES, members_of, of_bytes, of_json, of_members, of_pickle
+from records import read_by_the_book
 from safetensors import safe_open
 from safetensors.torch import load_file
 from samples import TREES, ZIPS
@@ -49,7 +50,6 @@ from ckptconv.options.table import OPTIONS
 from ckptconv.outputs import planning
 from ckptconv.outputs.kinds import NAMED
 from ckptconv.outputs.targets import MANIFEST
-from ckptconv.structure.keymap import unflatten
 from ckptconv.structure.record import METADATA_KEY
 from ckptconv.verification.verify import verify
 
@@ -165,7 +165,7 @@ def check_tensors(tree: Any, output: Path) -> None:
     """All tensors of a tree that torch has read have to be in the output, in their places."""
     with safe_open(output, "pt") as opened:
         structure = (opened.metadata() or {}).get(METADATA_KEY)
-    for name, tensor, found in paired(tree, unflatten(load_file(output), structure)):
+    for name, tensor, found in paired(tree, read_by_the_book(load_file(output), structure)):
         assert isinstance(found, torch.Tensor), f"{name} is no tensor"
         assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape), f"{name} has another dtype or shape"
         assert bits(found) == bits(tensor), f"{name} is wrong"

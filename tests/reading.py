@@ -12,6 +12,7 @@ from unittest import mock
 
 import torch
 from checkpoints import load_with_aliases, metadata_of
+from records import read_by_the_book
 from safetensors.torch import load_file
 
 import ckptconv
@@ -35,7 +36,7 @@ def state_in(output: Path) -> Any:
         record = metadata_of(files[0]).get(METADATA_KEY)
     if record is None:
         return load_with_aliases(output)
-    return ckptconv.unflatten({name: tensor for file in files for name, tensor in load_file(file).items()}, record)
+    return read_by_the_book({name: tensor for file in files for name, tensor in load_file(file).items()}, record)
 
 
 def state_of(source: object, **options: Any) -> Any:

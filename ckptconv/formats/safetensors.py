@@ -35,12 +35,13 @@ from ckptconv.formats.weight_map import read_index
 from ckptconv.pickles.children import walk
 from ckptconv.pickles.nodes import Opaque
 from ckptconv.plan import NUMBERED, Input
+from ckptconv.process import of_feature
 from ckptconv.storage import strict_json
 from ckptconv.storage.ahead import ahead, entries_of
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, is_remote
 from ckptconv.storage.reading import Reader
-from ckptconv.structure import keymap, parted
+from ckptconv.structure import parted
 from ckptconv.structure.record import FILE_NAME, METADATA_KEY, RESERVED, claimed_equal
 from ckptconv.tensors.dtypes import DTYPES_BY_CODE, DType
 from ckptconv.tensors.lazy import Equal, LazyTensor, Stored
@@ -56,6 +57,8 @@ MAX_TENSORS = 1 << 20
 MAX_RECORD = 1 << 30
 # torch's limit.
 MAX_DIMS = 64
+# The feature that reads structure records: `decoder` in its folder has `unflatten`, which returns the tree of a record.
+UNFLATTENING = "unflattening"
 # Metadata that is not a user's remark: it describes one output, and another output gets its own.
 _OF_THE_OUTPUT = frozenset({"total_size", METADATA_KEY})
 # Dtypes with 6-bit elements, which torch lacks.
@@ -207,8 +210,11 @@ def _no_weights(content: TensorFiles, warnings: list[str]) -> CkptconvError | No
 
 def _restored(content: TensorFiles, wanted: Wanted, warnings: list[str]) -> Any:
     """Return the tree that the record describes. If it does not fit and no structure is wanted, drop the record."""
+    decoder = of_feature(UNFLATTENING, "decoder")
     try:
-        return keymap.unflatten(content.tensors, content.record, live_values=False)
+        if decoder is None:
+            raise UnsupportedError(f"A structure record needs the feature {UNFLATTENING}, which is not installed.")
+        return decoder.unflatten(content.tensors, content.record, live_values=False)
     except CkptconvError as error:
         if not wanted.structure:
             warnings.append(f"{content.record_path}: its structure record was left out: {error.message}")

@@ -94,6 +94,4 @@ def _as_stored(stored: StoredTensors, described: Flattened, structured: bool) ->
     uncastable = {same_bytes(described.tensors[name]) for name in described.uncastable}
     names = frozenset(name for name, tensor in stored.tensors.items() if same_bytes(tensor) in uncastable)
     record = stored.record if structured else None
-    return described._replace(
-        tensors=dict(stored.tensors), structure=record, uncastable=names, owns_storage=False, quantized={}
-    )
+    return described._replace(tensors=dict(stored.tensors), structure=record, uncastable=names, quantized={})

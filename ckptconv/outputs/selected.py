@@ -93,7 +93,7 @@ class Selected(NamedTuple):
 
     def aliases(self) -> dict[str, str]:
         """Return the names whose bytes another name already holds: {removed: kept}."""
-        if self.tied or (self.described.owns_storage and not self.owners):
+        if self.tied:
             return dict(self.owners)
         return selection.untie(self.tensors, self.owners)
 

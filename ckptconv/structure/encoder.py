@@ -101,7 +101,7 @@ class _Leaf:
         self.bare = bare
         self.facts = facts
         self.group = group  # the key shared by the tensors of its storage
-        self.count = 1
+        self.count = 0
         self.number: int | None = None
 
 
@@ -243,9 +243,10 @@ class RecordEncoder:
                 continue
             form = FORMS.get(kind)
             if form is None or kind is defaultdict:
-                if self._is_leaf(value):
-                    if self._add_leaf(value):
-                        stack.append(self.leaves[id(value)].facts.attributes)
+                leaf = self._leaf(value)
+                if leaf is not None:
+                    if leaf.count == 1:
+                        stack.append(leaf.facts.attributes)
                     continue
                 value, form = self._stand_in(value)
                 kind = type(value)
@@ -257,29 +258,30 @@ class RecordEncoder:
                 seen.add(key)
             stack.extend(form.children(value))
 
-    def _is_leaf(self, value: Any) -> bool:
-        if leaves.is_tensor(value):
-            return leaves.is_plain(value)
-        return isinstance(value, (LazyTensor, Handle)) or leaves.is_storage(value)
-
-    def _add_leaf(self, value: Any) -> bool:
-        """Count an occurrence of a tensor; return whether it is the first."""
+    def _leaf(self, value: Any) -> _Leaf | None:
+        """Count an occurrence of a tensor, and return it; None for any other object."""
         leaf = self.leaves.get(id(value))
-        if leaf is not None:
-            leaf.count += 1
-            return False
+        if leaf is None:
+            taken = self._taken(value)
+            if taken is None:
+                return None
+            bare, facts, group = taken
+            leaf = self.leaves[id(value)] = _Leaf(bare, facts, group)
+            if group is not None:
+                self.members[group] = self.members.get(group, 0) + 1
+                self.sizes[group] = max(self.sizes.get(group, 0), facts.storage_nbytes or bare.nbytes)
+        leaf.count += 1
+        return leaf
+
+    @staticmethod
+    def _taken(value: Any) -> tuple[Any, TensorFacts, Hashable] | None:
+        """Return the bytes of a tensor, the facts about it, and the key of its storage; None for any other object."""
         if isinstance(value, (LazyTensor, Handle)):
             tensor = value.lazy if isinstance(value, Handle) else value
             bare, facts = untagged(tensor), facts_of(tensor)
-            group = _storage_group(bare, facts)
-        else:
-            bare, facts = leaves.bare(value)
-            group = facts.storage
-        self.leaves[id(value)] = _Leaf(bare, facts, group)
-        if group is not None:
-            self.members[group] = self.members.get(group, 0) + 1
-            self.sizes[group] = max(self.sizes.get(group, 0), facts.storage_nbytes or bare.nbytes)
-        return True
+            return bare, facts, _storage_group(bare, facts)
+        taken = None if type(value) is defaultdict else leaves.live("tensors", value).taken(value)
+        return taken and (*taken, taken[1].storage)
 
     def _stand_in(self, value: Any) -> tuple[Any, Form]:
         """Return the node that stands for a live object, and its form."""
@@ -287,9 +289,7 @@ class RecordEncoder:
             return value, FORMS[defaultdict]
         known = self.stand_ins.get(id(value))
         if known is None:
-            from ckptconv.structure import live  # most trees hold none
-
-            known = self.stand_ins[id(value)] = (value, live.inert(value))
+            known = self.stand_ins[id(value)] = (value, leaves.live("objects", value).inert(value))
         return known[1], FORMS[type(known[1])]
 
     @staticmethod

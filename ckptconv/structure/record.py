@@ -44,8 +44,6 @@ FACTORIES: dict[str, type] = {
 # Nodes whose children's names follow from the path: the first child's index, and whether they are keys and values.
 NAMING = {"dict": (1, True), "odict": (2, True), "list": (1, False), "tuple": (1, False)}
 
-DISTRUST = "No program writes such a record by accident: do not trust its source."
-
 
 class StructureRecord(NamedTuple):
     """A parsed record. The table and the storages are lists of the right form; the nodes are not checked."""
@@ -59,16 +57,15 @@ class Flattened(NamedTuple):
     """A tree as tensors by name, in its order, and its structure record; None if it needs none.
 
     `uncastable` are names of tensors that must not be cast, as their values mean nothing alone: parts of complex
-    numbers stored as pairs, of quantized tensors, and of those of other classes. `owns_storage`: no two tensors share
-    bytes. `values` are the top-level keys that lead to values in the record, other than tensors and the versions of a
-    state dict. `inert`: the record has objects known by name only, and no tensor outside them. `found` are, by name,
-    chosen objects that were left out or replaced. `quantized` are the tensors that are stored in parts, by name.
+    numbers stored as pairs, of quantized tensors, and of those of other classes. `values` are the top-level keys that
+    lead to values in the record, other than tensors and the versions of a state dict. `inert`: the record has objects
+    known by name only, and no tensor outside them. `found` are, by name, chosen objects that were left out or replaced.
+    `quantized` are the tensors that are stored in parts, by name.
     """
 
     tensors: dict[str, Any]
     structure: str | None
     uncastable: frozenset[str]
-    owns_storage: bool = False
     values: tuple[str, ...] = ()
     inert: bool = False
     found: Mapping[str, Any] = MappingProxyType({})
@@ -304,14 +301,6 @@ def expect(condition: object, reason: str) -> None:
     """
     if not condition:
         corrupt(reason)
-
-
-def typed(kind: type, *values: Any) -> tuple[Any, ...]:
-    """Return the values if all have exactly this type; else raise CorruptError."""
-    for value in values:
-        if type(value) is not kind:
-            corrupt(f"a {type(value).__name__} is used instead of a {kind.__name__}")
-    return values
 
 
 def is_count(value: Any) -> bool:

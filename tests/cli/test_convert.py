@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from cells import looking, of_features, trained
-from checkpoints import COMMAND, Run, a_torch_set, bits, ckptconv_here, contents, done, metadata_of
-from reading import state_in
+from checkpoints import COMMAND, Run, a_torch_set, ckptconv_here, contents, done, metadata_of
 from safetensors.torch import load_file, save_file
 
 import ckptconv
@@ -295,51 +294,6 @@ def test_ties_stay_ties(place: Path) -> None:
     succeeding("convert", "out.safetensors", "apart.safetensors", "--tied", "duplicate", "--verify")
     found = load_file("apart.safetensors")
     assert torch.equal(found["model.head"], found["model.embed"])
-
-
-def test_the_structure_record_stays_true(place: Path) -> None:
-    torch.save(NESTED, "in.pt")
-    succeeding("convert", "in.pt", "in.safetensors")
-    succeeding("convert", "in.safetensors", "cast.safetensors", "--dtype", "bf16", "--verify")
-    back = state_in(place / "cast.safetensors")
-    assert back["epoch"] == 3
-    assert torch.equal(back["s"]["x"], NESTED["s"]["x"].bfloat16())  # type: ignore[index]
-    succeeding("convert", "in.safetensors", "shards", "--max-shard-size", "12B", "--verify")
-    succeeding("convert", "shards", "merged.safetensors", "--verify")
-    assert Path("merged.safetensors").read_bytes() == Path("in.safetensors").read_bytes()
-
-
-def test_names_given_in_an_earlier_conversion_stay(place: Path) -> None:
-    torch.save(NESTED, "in.pt")
-    succeeding("convert", "in.pt", "renamed.safetensors", "--rename", "^s=net")
-    succeeding("convert", "renamed.safetensors", "out.safetensors", "--dtype", "bf16", "--verify")
-    assert set(load_file("out.safetensors")) == {"net.x", "net.y"}
-    succeeding("verify", "renamed.safetensors", "out.safetensors", "--dtype", "bf16")
-    assert state_in(place / "out.safetensors")["s"].keys() == {"x", "y"}
-    succeeding("convert", "renamed.safetensors", "again.safetensors", "--rename", "net=t", "--verify")
-    assert set(load_file("again.safetensors")) == {"t.x", "t.y"}
-    assert state_in(place / "again.safetensors")["s"].keys() == {"x", "y"}
-    run = succeeding("convert", "renamed.safetensors", "some.safetensors", "--include", "net.x", "--verify")
-    assert "its structure record was left out" in run.err
-    assert set(load_file("some.safetensors")) == {"net.x"}
-    assert metadata_of(place / "some.safetensors") == {"format": "pt"}
-
-
-def test_a_structure_record_that_does_not_fit_is_refused_or_left_out(place: Path) -> None:
-    torch.save(NESTED, "in.pt")
-    succeeding("convert", "in.pt", "in.safetensors")
-    whole = load_file("in.safetensors")
-    less = {name: tensor for name, tensor in whole.items() if name != "s.y"}
-    for tensors in (less, {**whole, "extra": torch.ones(1)}):
-        save_file(tensors, "in.safetensors", metadata=metadata_of(place / "in.safetensors"))
-        err = refused(4, "convert", "in.safetensors", "out.safetensors")
-        assert "Use --no-structure to convert the tensors without the record" in err
-        run = succeeding("convert", "in.safetensors", "out.safetensors", "--no-structure", "--verify")
-        assert "its structure record was left out" in run.err
-        assert metadata_of(place / "out.safetensors") == {"format": "pt"}
-        found = load_file("out.safetensors")
-        assert found.keys() == tensors.keys()
-        assert all(torch.equal(bits(found[name]), bits(tensors[name])) for name in tensors)
 
 
 def test_an_output_with_an_ending_that_none_has_is_refused(place: Path) -> None:

@@ -55,7 +55,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 # Each command, and what it is called with, one after another.
 WAYS: dict[str, list[list[Any]]] = {
-    "convert": [["model.pt", "other.safetensors"], ["model.safetensors", "again.safetensors"]],
+    "convert": [["model.pt", "other.safetensors"], ["other.safetensors", "again.safetensors", "--no-structure"]],
     "pt2safetensors": [
         ["model.pt"],
         ["model.pt", "--dry-run"],

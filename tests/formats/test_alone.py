@@ -74,30 +74,6 @@ def test_it_is_converted_if_it_is_asked_for_alone(family: str, tmp_path: Path) -
         assert state_in(output)
 
 
-def test_no_directory_is_proposed_that_is_not_that_of_the_others(tmp_path: Path) -> None:
-    """Earlier releases did not mark what was made of one file."""
-    for family in itertools.chain(*of_features("LYING_ELSEWHERE")):
-        place = tmp_path / family
-        place.mkdir()
-        path = PARTS[family][0](place)
-        assert ckptconv_here("convert", path, place / "o.safetensors", "--alone", "--no-fsync").code == 0
-        remade(place / "o.safetensors", without="ckptconv.alone")
-        told = ckptconv_here("convert", place / "o.safetensors", place / "new.safetensors").err
-        assert "DIRECTORY" in told, family
-        assert f"{place} " not in told, family
-        assert f"{tmp_path} " not in told, family
-
-
-def remade(path: Path, *, without: str) -> None:
-    """Write a file of safetensors again without an entry of its metadata."""
-    data = path.read_bytes()
-    end = 8 + int.from_bytes(data[:8], "little")
-    header = json.loads(data[8:end])
-    del header["__metadata__"][without]
-    text = json.dumps(header).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + data[end:])
-
-
 WHOLE: dict[str, Make] = {
     "a model": making(STATE, "model.pt", "other.pt"),
     "Mistral's, whose heads are narrower than the model": making(

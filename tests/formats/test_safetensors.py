@@ -334,26 +334,6 @@ def test_a_directory_without_files_of_this_format(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------------------------------------- records
 
 
-def test_a_record_that_does_not_fit_the_tensors_is_told_with_its_place(tmp_path: Path) -> None:
-    record = '{"version":1,"root":["dict","w",{},"v",{}]}'
-    save_file({"w": torch.ones(2)}, tmp_path / "x.safetensors", {"ckptconv.structure": record})
-    with pytest.raises(CorruptError, match=r"x\.safetensors.*'v'"):
-        open_source(tmp_path / "x.safetensors")
-    save_file({"w": torch.ones(2)}, tmp_path / "x.safetensors", {"ckptconv.structure": "nonsense"})
-    with pytest.raises(CorruptError, match=r"x\.safetensors.*not JSON"):
-        open_source(tmp_path / "x.safetensors")
-    save_file({"w": torch.ones(2)}, tmp_path / "x.safetensors", {"ckptconv.structure": '{"version":2,"root":{}}'})
-    with pytest.raises(UnsupportedError, match=r"x\.safetensors.*version 2"):
-        open_source(tmp_path / "x.safetensors")
-
-
-def test_a_record_beside_a_directory_of_files_is_found(tmp_path: Path) -> None:
-    a_set(tmp_path)
-    (tmp_path / "ckptconv.structure.json").write_text('{"version":1,"root":["list",{"name":"b"},{"name":"a"},7]}')
-    read = tensors_of(tmp_path)
-    assert [type(part).__name__ for part in read] == ["Stored", "Stored", "int"]
-
-
 def test_a_record_in_one_file_of_several_says_nothing_of_the_others(tmp_path: Path) -> None:
     index = a_set(tmp_path)
     record = '{"version":1,"root":["list",{"name":"b"}]}'

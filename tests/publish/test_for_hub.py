@@ -106,14 +106,6 @@ def test_digests_without_a_manifest_are_refused_with_the_option_that_keeps_them(
     assert refused.value.hint == "Give --manifest FILE too, or convert to a directory without --for-hub."
 
 
-def test_what_an_earlier_conversion_made_of_a_training_is_published_alike(place: Path) -> None:
-    ckptconv.convert(torch_file(place, training()), place / "all")
-    (place / "all" / "config.json").write_text(json.dumps(CONFIG))
-    ckptconv.convert(place / "all", place / "out", for_hub=True, verify=True)
-    assert contents(place / "out").keys() == {"model.safetensors", "config.json"}
-    assert load_file(place / "out" / "model.safetensors").keys() == {"embed.weight", "norm.weight"}
-
-
 def test_one_file_has_no_place_for_the_configuration(place: Path) -> None:
     report = ckptconv.convert(torch_file(place, training()), place / "one.safetensors", for_hub=True)
     assert any(warning.startswith("--for-hub copies nothing") for warning in report.warnings)

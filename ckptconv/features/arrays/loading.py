@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ckptconv.features.arrays.frameworks import framework
 from ckptconv.features.arrays.loading_options import INSTEAD, LOADING
 from ckptconv.features.arrays.memory import Memory, WantedArray, warn, warn_of
+from ckptconv.features.unflattening.decoder import unflatten
 from ckptconv.formats import model_files
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import Source
@@ -83,7 +84,7 @@ def load_state_dict(
             placed = {id(array): torch.placed(array, device) for array in arrays}
             arrays = [placed[id(array)] for array in arrays]
         flat = dict(zip(described.tensors, arrays, strict=True))
-        state: dict[str, Any] = keymap.unflatten(flat, described.structure, live_values=True, lay_out=False)
+        state: dict[str, Any] = unflatten(flat, described.structure, live_values=True, lay_out=False)
         return state
 
 
@@ -92,9 +93,7 @@ def _wanted(source: Source, described: Flattened, dtype: str | None) -> list[Wan
     # In torch files, tensors share memory as they did when saved; in other formats each has its own elements.
     in_place = source.family == model_files.TORCH
     plain = {name: untagged(tensor) for name, tensor in described.tensors.items()}
-    # If all tensors have their own storage, only those are tied that the source names.
-    is_untied = described.owns_storage and not source.owners
-    tied = {} if in_place else selection.untie({} if is_untied else plain, source.owners)
+    tied = {} if in_place else selection.untie(plain, source.owners)
     shared = {*tied, *tied.values()}
     wanted = []
     for name, leaf in described.tensors.items():

@@ -220,9 +220,7 @@ def _averages(originals: Named, source: Source, options: Options) -> Named:
     dtype = options.dtype or source.defaults.dtype
     stored_as = functools.partial(selection.goal, dtype=dtype, widen_only=source.defaults.dtype == dtype == "float32")
     result = averaged(terms, terms[_given(source).terms.index(None)], _given(source), stored_as)
-    described = originals.described._replace(
-        tensors={**originals.described.tensors, **result.tensors}, owns_storage=False
-    )
+    described = originals.described._replace(tensors={**originals.described.tensors, **result.tensors})
     with_averages = originals._replace(described=described, ties=result.ties, notes=result.notes)
     if not result.untied or described.structure is None:
         return with_averages

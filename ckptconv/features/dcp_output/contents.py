@@ -29,6 +29,7 @@ from ckptconv.features.joining.names import MAX_DEPTH, Path, dotted, named
 from ckptconv.features.torch_files import writable
 from ckptconv.features.torch_files.refusing import refusal
 from ckptconv.features.torch_files.tree import STORAGE, TorchTree, plan_tree
+from ckptconv.features.unflattening.decoder import unflatten
 from ckptconv.formats.source import Source
 from ckptconv.formats.training import weights_in
 from ckptconv.options.table import Options
@@ -41,7 +42,6 @@ from ckptconv.outputs.selection import Rename
 from ckptconv.pickles.children import ATOMS, MAPPINGS, is_tensor, walk
 from ckptconv.pickles.nodes import Composite
 from ckptconv.plan import Data, FilePlan, Literal, Part, Trailer
-from ckptconv.structure import keymap
 from ckptconv.structure.choice import Choice
 from ckptconv.structure.record import tensor_names
 from ckptconv.tensors.lazy import Derived, Equal, LazyTensor, Narrow, Stored, Tagged, View, untagged
@@ -152,7 +152,7 @@ def _weights(source: Source, chosen: Selected, empty: list[str]) -> Iterator[Lea
     for removed, kept in aliases.items():
         ties[removed] = ties.setdefault(kept, [kept])
         ties[removed].append(removed)
-    tree = keymap.unflatten(views, record, live_values=False)
+    tree = unflatten(views, record, live_values=False)
     if _is_of_megatron_core(tree):
         tree = dict(tree)
         yield Leaf((COMMON_STATE,), [tree.pop(_COMMON)])
@@ -215,7 +215,7 @@ def _states(source: Source, options: Options, rename: Rename, content: DcpConten
     chosen = selected(source, options, rename, "optimizer")
     content.equal.extend(chosen.equal)
     tensors = {name: chosen.cast(name) for name in chosen.tensors}
-    tree = keymap.unflatten(tensors, chosen.described.structure, live_values=False)
+    tree = unflatten(tensors, chosen.described.structure, live_values=False)
     # Of a tied parameter, torch asks for the states under one of its names, and which one depends on the model.
     states = dict(tree["state"])
     owned = {f"{owner}.{key}": (state, key) for owner, state in tree["state"].items() for key in state}

@@ -10,4 +10,4 @@ PAGES = ()
 SCRIPTS = ("test_dcp.py",)
 FILES = ("examples/load_fsdp2.py",)
 # What it builds on: arrays of torch, and the keys of such a checkpoint.
-NEEDS = ("arrays", "dcp_output", "joining")
+NEEDS = ("arrays", "dcp_output", "joining", "unflattening")

@@ -18,6 +18,7 @@ from ckptconv.features.dcp_output.contents import TORCH, contents
 from ckptconv.features.dcp_output.states import with_states
 from ckptconv.features.dcp_reader.options import DISTRIBUTED
 from ckptconv.features.joining.chunks import Box
+from ckptconv.features.unflattening.decoder import unflatten
 from ckptconv.formats.opening import opened
 from ckptconv.options.option import checked
 from ckptconv.options.table import Options
@@ -148,7 +149,7 @@ class DistributedReader(StorageReader):
         import torch
 
         flat, record = keymap.flatten({"": self._leaves[key].value})
-        value: Mapping[str, Any] = keymap.unflatten(flat, record, live_values=True)
+        value: Mapping[str, Any] = unflatten(flat, record, live_values=True)
         file = io.BytesIO()
         torch.save(value[""], file)
         file.seek(0)

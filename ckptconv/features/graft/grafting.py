@@ -44,9 +44,7 @@ def _grafted(chosen: Selected, source: Source, options: Options, reference: Sele
         names={**{name: name for name in chosen.tensors}, **{name: name for name in added}},
         known={**chosen.tensors, **added},
         tensors={**chosen.tensors, **added},
-        described=chosen.described._replace(
-            tensors={**chosen.tensors, **added}, structure=None, uncastable=kept, owns_storage=False
-        ),
+        described=chosen.described._replace(tensors={**chosen.tensors, **added}, structure=None, uncastable=kept),
         structured=False,
         uncastable=kept,
         settled=chosen.settled | added.keys(),

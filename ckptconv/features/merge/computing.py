@@ -38,7 +38,7 @@ def _merged(originals: Named, source: Source, options: Options) -> Named:
         cast = casting.rounded(tensor, goal) if is_number else selection.converted(name, tensor, goal.name)
         # Tied names share one object.
         casts[name] = known.setdefault((id(tensor), goal.name), cast)
-    described = originals.described._replace(tensors={**base.tensors, **casts}, owns_storage=False)
+    described = originals.described._replace(tensors={**base.tensors, **casts})
     ties = {alias: owner for alias, owner in originals.ties.items() if not {alias, owner} & changes.untied}
     edit = functools.partial(_with_settings, settings=changes.settings) if changes.settings else originals.edit
     notes = (*originals.notes, *changes.notes)

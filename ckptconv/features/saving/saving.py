@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ckptconv.conversion import convert
 from ckptconv.errors import UNWRITTEN, UsageError, leaving
+from ckptconv.features.live_objects.tensors import bare
+from ckptconv.features.unflattening.decoder import unflatten
 from ckptconv.formats import model_files
 from ckptconv.formats.source import Source
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
@@ -83,7 +85,7 @@ def save_state_dict(
             "state dict",
             model_files.TORCH,
             "<state dict>",
-            keymap.unflatten(tensors, described.structure, live_values=False, lay_out=False),
+            unflatten(tensors, described.structure, live_values=False),
             counts={"tensors": len(tensors)},
             inputs=memory.inputs(),
             remarks=_checked(metadata, tensors),
@@ -130,7 +132,7 @@ class _Memory:
             if isinstance(value, LazyTensor):
                 self._others.update(file for file in value.inputs() if file.path not in self.held)
                 continue
-            arrays[name], facts[name] = data, kind = leaves.bare(value.cpu())
+            arrays[name], facts[name] = data, kind = bare(value.cpu())
             key = kind.storage, kind.storage_nbytes
             if key not in starts:
                 torch = sys.modules["torch"]

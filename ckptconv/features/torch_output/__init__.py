@@ -9,6 +9,6 @@ from __future__ import annotations
 
 PAGES = ()
 # What it builds on.
-NEEDS = ("torch_files",)
+NEEDS = ("torch_files", "unflattening")
 # How the names of its outputs end in the examples of pages.
 ENDINGS = (".pt",)

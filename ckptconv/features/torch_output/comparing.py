@@ -8,10 +8,10 @@ from typing import Any
 from ckptconv.features.torch_files import writable
 from ckptconv.features.torch_files.comparing import check_manifest, compare_torch
 from ckptconv.features.torch_output.selecting import selected_tree
+from ckptconv.features.unflattening.decoder import unflatten
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.storage.paths import is_remote
-from ckptconv.structure import keymap
 from ckptconv.structure.record import dump, parse, tensors_of
 from ckptconv.verification.names import rename_of
 from ckptconv.verification.pairs import Attested, Differences
@@ -36,7 +36,7 @@ def expected_tree(source: Source, options: Options) -> Any:
     record = chosen.described.structure
     if record is not None and options.opaque == "drop":
         record = _without_classes(record)
-    return keymap.unflatten(tensors, record if options.structure else None, live_values=False)
+    return unflatten(tensors, record if options.structure else None, live_values=False)
 
 
 def _without_classes(record: str) -> str:

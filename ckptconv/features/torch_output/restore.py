@@ -12,6 +12,7 @@ from ckptconv.features.torch_files import writable
 from ckptconv.features.torch_files.refusing import refusal, shown
 from ckptconv.features.torch_files.tree import TorchTree
 from ckptconv.features.torch_output.selecting import not_undone, restored, selected_tree, tree_in
+from ckptconv.features.unflattening.decoder import unflatten
 from ckptconv.formats.model_files import SAFETENSORS
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
@@ -22,7 +23,6 @@ from ckptconv.outputs.selected import Selected
 from ckptconv.pickles.children import walk
 from ckptconv.plan import FilePlan
 from ckptconv.storage.paths import basename
-from ckptconv.structure import keymap
 from ckptconv.tensors.lazy import LazyTensor, Tagged
 
 
@@ -54,7 +54,7 @@ def plan_restored(source: Source, path: str, options: Options) -> tuple[FilePlan
             raise UsageError(f"No tensors are left to write: all {len(described.tensors)} are excluded.")
         flat = {name: chosen.cast(name) for name in chosen.tensors}
         notices = _noticed(chosen, flat, notices, options)
-        tree = keymap.unflatten(flat, described.structure if options.structure else None, live_values=False)
+        tree = unflatten(flat, described.structure if options.structure else None, live_values=False)
     try:
         written = TorchTree(tree, options.opaque)
         file = written.plan(basename(path), _stem(path))

@@ -15,8 +15,7 @@ from checkpoints import bits, ckptconv_here, done
 from compare import assert_same
 from effort import every
 from features.dcp.cases import DCP, checkpoint_of, converted, expected_of, refused
-from reading import state_of
-from safetensors import safe_open
+from reading import state_in, state_of
 from safetensors.torch import load_file
 
 import ckptconv
@@ -27,7 +26,6 @@ from ckptconv.formats.detect import open_source
 from ckptconv.plan import Data, FilePlan
 from ckptconv.storage.packed import SpoolingReaders
 from ckptconv.storage.writing import Writer
-from ckptconv.structure import keymap
 from ckptconv.tensors.lazy import LazyTensor
 
 CASES = sorted(path.name for path in DCP.iterdir())
@@ -114,9 +112,7 @@ def test_the_whole_nested_state_comes_back_as_torch_loads_it(case: str, tmp_path
         del expected["leaf"]["bytesio"]
     output = tmp_path / "all"
     converted(checkpoint_of(case), output, "--key", ".")
-    flat = load_file(output / "model.safetensors")
-    record = (output / "ckptconv.structure.json").read_text()
-    tree = keymap.unflatten(flat, record)
+    tree = state_in(output)
     if case == EXOTIC:
         assert tree["leaf"].pop("bytesio").name == "_io.BytesIO"
     assert_alike(tree, expected)
@@ -157,8 +153,7 @@ def test_the_optimizer_is_written_by_parameter(tmp_path: Path) -> None:
     expected = expected_of("fsdp2_w2_nested")["tensors"]
     found = {f"optim.state.{name}": described(tensor) for name, tensor in load_file(states).items()}
     assert found == {name: tensor for name, tensor in expected.items() if name.startswith("optim.")}
-    with safe_open(states, "pt") as file:
-        tree = keymap.unflatten(load_file(states), file.metadata()["ckptconv.structure"])
+    tree = state_in(states)
     saved = torch.load(DCP / "fsdp2_w2_nested" / "expected.pt", weights_only=False)["optim"]
     assert_alike(tree["param_groups"], saved["param_groups"])
     assert_alike(tree["state"], saved["state"])

@@ -14,14 +14,13 @@ from checkpoints import (
     copy_of,
     done,
     load_with_aliases,
-    metadata_of,
     tag_of,
     widened,
 )
 from effort import every
+from reading import state_in
 from safetensors.torch import load_file
 
-from ckptconv import unflatten
 from ckptconv.options.registered import missing
 
 # Tensor parallel checkpoints have a result for every rank, and are tested below.
@@ -107,7 +106,7 @@ def test_optimizer_states_are_those_of_the_live_optimizer(case: str, tmp_path: P
         assert torch.equal(bits(got[name]), bits(tensor)), name
     assert [path.name for path in tmp_path.iterdir()] == ["optimizer.safetensors"]
     # And nested as torch has them.
-    state = unflatten(load_file(output), metadata_of(output)["ckptconv.structure"])
+    state = state_in(output)
     weights = expected_of(case)
     assert set(state) == {"state", "param_groups"}
     members = [name for group in state["param_groups"] for name in group["params"]]
@@ -127,7 +126,7 @@ def test_optimizer_states_follow_the_names_of_the_weights(tmp_path: Path) -> Non
     weights, states = tmp_path / "w.safetensors", tmp_path / "o.safetensors"
     options = ["--exclude", "l2.*", "--rename", "^=model.", "--optimizer", states]
     done(ckptconv_here("zero-to-fp32", ZERO / "z3_bf16_w2/checkpoint", weights, *options))
-    nested = unflatten(load_file(states), metadata_of(states)["ckptconv.structure"])
+    nested = state_in(states)
     assert set(nested["state"]) <= set(load_file(weights))
     assert "model.l1.weight" in nested["state"]
     assert not any("l2" in name for group in nested["param_groups"] for name in group["params"])

@@ -35,9 +35,9 @@ from compare import assert_same as assert_same_tree
 from effort import every, examples
 from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
+from reading import state_in
 from safetensors.torch import load_file, save_file
 
-import ckptconv as library
 from ckptconv.tensors.dtypes import DTYPES
 
 INDEX = "model.safetensors.index.json"
@@ -48,17 +48,6 @@ STRUCTURE_FILE = "ckptconv.structure.json"
 
 def converted(*arguments: object) -> Run:
     return done(ckptconv_here("pt2safetensors", *arguments))
-
-
-def rebuilt(output: Path) -> Any:
-    """The tree that an output and its record describe."""
-    if output.is_dir():
-        record = output / STRUCTURE_FILE
-        structure = record.read_text() if record.exists() else None
-        flat = {k: v for path in sorted(output.glob("*.safetensors")) for k, v in load_file(path).items()}
-    else:
-        structure, flat = metadata_of(output).get(STRUCTURE), load_file(output)
-    return library.unflatten(flat, structure)
 
 
 def model(seed: int = 0) -> torch.nn.Module:
@@ -228,7 +217,7 @@ def check(path: Path, output: Path) -> None:
     if is_state_dict(expected):
         got = load_with_aliases(output)
         assert_same(got, {name: tensor.resolve_conj().resolve_neg() for name, tensor in expected.items()})
-    assert_same_tree(expected, rebuilt(output))
+    assert_same_tree(expected, state_in(output))
 
 
 def is_state_dict(tree: Any) -> bool:
@@ -300,7 +289,7 @@ def test_members_in_another_order_and_storages_that_nothing_uses(tmp_path: Path)
         for name in names:
             archive.writestr(name, members[name])
     converted(path)
-    assert_same_tree(expected, rebuilt(tmp_path / "model.safetensors"))
+    assert_same_tree(expected, state_in(tmp_path / "model.safetensors"))
 
 
 def test_classes_of_other_packages_are_named_and_stay_data(tmp_path: Path) -> None:
@@ -353,7 +342,7 @@ def test_key_takes_a_subtree_with_its_structure(tmp_path: Path) -> None:
         ("rng.torch", expected["rng"]["torch"]),
     ]:
         converted(path, tmp_path / "out.safetensors", "--key", key)
-        assert_same_tree(part, rebuilt(tmp_path / "out.safetensors"))
+        assert_same_tree(part, state_in(tmp_path / "out.safetensors"))
     converted(path, tmp_path / "out.safetensors", "--key", "model")
     assert_same(load_file(tmp_path / "out.safetensors"), dict(expected["model"]))
 
@@ -373,7 +362,7 @@ def test_include_and_exclude_are_globs_over_the_names(tmp_path: Path) -> None:
     converted(path, tmp_path / "out.safetensors", "--include", "head.*", "--include", "conv.*", "--exclude", "*.bias")
     names = {"head.0.weight", "head.1.weight", "conv.weight"}
     assert_same(load_file(tmp_path / "out.safetensors"), {name: expected[name] for name in names})
-    tree = rebuilt(tmp_path / "out.safetensors")
+    tree = state_in(tmp_path / "out.safetensors")
     assert list(tree) == [name for name in expected if name in names]
 
 
@@ -386,7 +375,7 @@ def test_names_are_stripped_then_renamed_in_turn_and_the_tree_keeps_its_keys(tmp
     )  # fmt: skip
     names = {name: name.removeprefix("module.").replace("head.", "ff.layer") for name in state}
     assert_same(load_file(tmp_path / "out.safetensors"), {new: state[old] for old, new in names.items()})
-    assert_same_tree(torch_loaded(path), rebuilt(tmp_path / "out.safetensors"))
+    assert_same_tree(torch_loaded(path), state_in(tmp_path / "out.safetensors"))
 
 
 def test_the_order_of_a_plain_dict_is_kept_through_casts_and_shards(tmp_path: Path) -> None:
@@ -395,7 +384,7 @@ def test_the_order_of_a_plain_dict_is_kept_through_casts_and_shards(tmp_path: Pa
     for output, *options in (["out.safetensors"], ["out.safetensors", "--dtype", "float32"], ["out"], ["shards"]):
         shards = ["--max-shard-size", "1kB"] if output == "shards" else []
         converted(path, tmp_path / output, *options, *shards)
-        assert list(rebuilt(tmp_path / output)) == ["b", "c", "a"]
+        assert list(state_in(tmp_path / output)) == ["b", "c", "a"]
 
 
 @every("order", ["ab", "ba"])
@@ -403,7 +392,7 @@ def test_renamed_tensors_of_a_plain_dict_keep_their_keys_too_whatever_their_orde
     path = torch_file(tmp_path, {f"x.{key}": torch.ones(ord(key)) for key in order})
     converted(path, "--strip-prefix", "x.")
     assert sorted(load_file(tmp_path / "model.safetensors")) == ["a", "b"]
-    assert_same_tree(torch_loaded(path), rebuilt(tmp_path / "model.safetensors"))
+    assert_same_tree(torch_loaded(path), state_in(tmp_path / "model.safetensors"))
 
 
 def test_what_renames_nothing_is_said_and_no_error(tmp_path: Path) -> None:
@@ -509,7 +498,7 @@ def test_tied_names_are_stored_once_or_each(tmp_path: Path) -> None:
     assert metadata_of(tmp_path / "model.safetensors")["head.weight"] == "embedding.weight"
     assert converted(path, "--tied", "duplicate", "--json").json["aliases"] == {}
     assert_same(load_file(tmp_path / "model.safetensors"), expected)
-    assert_same_tree(torch_loaded(path), rebuilt(tmp_path / "model.safetensors"))
+    assert_same_tree(torch_loaded(path), state_in(tmp_path / "model.safetensors"))
 
 
 def test_floats_of_8_bits_without_scales_are_cast_in_silence(tmp_path: Path) -> None:
@@ -521,7 +510,7 @@ def test_tied_names_stay_tied_through_names_and_casts(tmp_path: Path) -> None:
     path = torch_file(tmp_path, tied_weights())
     report = converted(path, "--rename", "weight=w", "--dtype", "bfloat16", "--json").json
     assert report["aliases"] == {"head.w": "embedding.w"}
-    tree = rebuilt(tmp_path / "model.safetensors")
+    tree = state_in(tmp_path / "model.safetensors")
     assert tree["head.weight"].data_ptr() == tree["embedding.weight"].data_ptr()
     assert torch.equal(tree["head.weight"], torch_loaded(path)["head.weight"].bfloat16())
     converted(path, tmp_path / "head.safetensors", "--exclude", "embedding.*")
@@ -561,7 +550,7 @@ def test_shards_keep_to_the_size_and_the_order_and_the_index_says_where_all_is(t
     assert [Path(output["path"]).name for output in report["outputs"]] == [*files, STRUCTURE_FILE, INDEX]
     for output in report["outputs"]:
         assert os.path.getsize(output["path"]) == output["bytes"]
-    assert_same_tree(torch_loaded(path), rebuilt(tmp_path / "out"))
+    assert_same_tree(torch_loaded(path), state_in(tmp_path / "out"))
 
 
 def test_the_index_is_that_of_huggingface_hub(tmp_path: Path) -> None:
@@ -890,7 +879,7 @@ def test_inputs_that_are_no_files(tmp_path: Path) -> None:
 def test_a_state_without_a_tensor_is_kept_by_its_record(tree: Any, output: str, tmp_path: Path) -> None:
     run = converted(torch_file(tmp_path, tree), tmp_path / output)
     assert "holds no tensor" in run.err
-    assert_same_tree(tree, rebuilt(tmp_path / output))
+    assert_same_tree(tree, state_in(tmp_path / output))
 
 
 def test_a_part_without_a_tensor_or_one_of_which_all_is_excluded_is_a_slip(tmp_path: Path) -> None:
@@ -916,7 +905,7 @@ def test_a_dtype_that_safetensors_lacks_comes_back_with_the_record(dtype: str, t
     odd = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, target) if quantized else torch.ones(3, 4, dtype=target)
     path = torch_file(tmp_path, {"good": torch.ones(2), "odd": odd})
     converted(path)
-    assert_same_tree(torch_loaded(path), rebuilt(tmp_path / "model.safetensors"))
+    assert_same_tree(torch_loaded(path), state_in(tmp_path / "model.safetensors"))
     converted(path, "--exclude", "odd*")
     assert_same(load_file(tmp_path / "model.safetensors"), {"good": torch.ones(2)})
 
@@ -954,7 +943,7 @@ def test_any_views_under_any_names_with_any_memory(
     options = ["--memory", memory, "--jobs", jobs, "--no-fsync"]
     converted(path, directory / output, *options, *(["--max-shard-size", "2kB"] if output == "out" else []))
     assert_same(load_with_aliases(directory / output), state)
-    assert_same_tree(torch_loaded(path), rebuilt(directory / output))
+    assert_same_tree(torch_loaded(path), state_in(directory / output))
 
 
 # ------------------------------------------------------------------------------------------------------------ damage

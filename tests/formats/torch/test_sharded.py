@@ -14,16 +14,16 @@ import fsspec
 import pytest
 import torch
 from cells import torch_containers
-from checkpoints import Run, assert_same, ckptconv_here, done, load_with_aliases, metadata_of
+from checkpoints import Run, assert_same, ckptconv_here, done, load_with_aliases
 from compare import Attack, numbers
 from effort import every, examples
 from hypothesis import given
 from hypothesis import strategies as st
+from reading import state_in
 from safetensors.torch import load_file
 from stores import FAR
 from torch import nn
 
-import ckptconv as library
 from ckptconv.formats.detect import open_source
 
 INDEX = "pytorch_model.bin.index.json"
@@ -96,9 +96,7 @@ def test_one_file_where_one_is_asked_for_keeps_the_order_of_the_state_dict(tmp_p
     tensors = state_dict()
     converted(sharded(tensors, tmp_path / "in"), tmp_path / "out.safetensors")
     assert_same(load_with_aliases(tmp_path / "out.safetensors"), tensors)
-    flat = load_file(tmp_path / "out.safetensors")
-    tree = library.unflatten(flat, metadata_of(tmp_path / "out.safetensors")["ckptconv.structure"])
-    assert list(tree) == list(tensors)
+    assert list(state_in(tmp_path / "out.safetensors")) == list(tensors)
 
 
 def test_other_shards_where_a_size_is_asked_for(tmp_path: Path) -> None:

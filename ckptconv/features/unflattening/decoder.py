@@ -1,4 +1,4 @@
-"""Read a structure record, and put the tensors back.
+"""Read a structure record, and put the tensors back: `ckptconv.unflatten`.
 
 Mutable containers are made before their contents, so that cycles close; immutable ones are made from the inside out.
 Nothing recurses, nothing that a record names is looked up, and a record built to take forever is refused.
@@ -15,13 +15,12 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
-from ckptconv.errors import CorruptError, LimitError
+from ckptconv.errors import CorruptError, LimitError, UsageError
+from ckptconv.features.unflattening.views import viewed_as
 from ckptconv.pickles import numpy_dtypes
 from ckptconv.pickles.nodes import CALL_DEPTH, Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
-from ckptconv.structure import leaves, live
-from ckptconv.structure.dtype_views import viewed_as
+from ckptconv.structure import leaves
 from ckptconv.structure.record import (
-    DISTRUST,
     FACTORIES,
     NAMING,
     StructureRecord,
@@ -32,15 +31,16 @@ from ckptconv.structure.record import (
     is_count,
     name_of,
     node_at,
+    parse,
     tensors_of,
-    typed,
 )
 from ckptconv.structure.soundness import attributes_fault, composite_fault
 from ckptconv.tensors.dtypes import DTYPES, is_differentiable
 from ckptconv.tensors.lazy import NO_FACTS, LazyTensor, Tagged, TensorFacts, untagged
 from ckptconv.tensors.strides import contiguous_strides
-from ckptconv.text import some
+from ckptconv.text import brief, some
 
+DISTRUST = "No program writes such a record by accident: do not trust its source."
 # The cost allowed for hashing a record's keys, in elements: an honest key has a handful.
 HASHED = 50_000_000
 # Keys of one container with the same hash: more are no accident.
@@ -55,6 +55,46 @@ _INTEGER = re.compile(r"-?0x[0-9a-f]+")
 _DROPPED: Any = object()
 _UNREAD: Any = object()
 _UNDER_WAY: Any = object()
+
+
+def unflatten(
+    flat: Mapping[str, Any], structure: str | None, *, live_values: bool | None = None, lay_out: bool = True
+) -> Any:
+    """Return the tree that `structure` describes, with tensors from `flat`: LazyTensors, torch tensors or numpy arrays.
+
+    LazyTensors are returned `Tagged` if the record knows more of them than their bytes. torch tensors become
+    parameters, get their attributes, and share memory, as the record says; they may share it with `flat`. Constants of
+    torch and numpy values become live objects if `live_values`: by default if torch is imported and no tensor is lazy.
+    Nothing else that the record names is made: it stays `Global` and `Opaque`. Tensors whose dimensions had another
+    order in memory are copied to that order, unless `lay_out` is false.
+
+    Raise UsageError if `flat` is no mapping or `structure` no text, UnsupportedError for an unknown version,
+    CorruptError for a record that is malformed or does not fit `flat`, LimitError for one built to take forever.
+
+    Examples:
+        >>> flat, structure = ckptconv.flatten({"layers": [torch.ones(2)], "step": 7})
+        >>> ckptconv.unflatten(flat, structure)
+        {'layers': [tensor([1., 1.])], 'step': 7}
+    """
+    arguments: tuple[object, object] = flat, structure
+    if not (isinstance(arguments[0], Mapping) and isinstance(arguments[1], (str, type(None)))):
+        raise UsageError(f"unflatten takes a mapping and text, not {brief(flat)} and {brief(structure)}.")
+    if structure is None:
+        return dict(flat)
+    if live_values is None:
+        live_values = leaves.is_imported() and not any(isinstance(leaf, LazyTensor) for leaf in flat.values())
+    record = parse(structure)
+    live = next((leaf for leaf in flat.values() if not isinstance(leaf, LazyTensor)), None)
+    memory = leaves.live("memory", live).Memory(lay_out) if live_values or live is not None else None
+    return RecordDecoder(record, flat, live_values, memory).tree()
+
+
+def _typed(kind: type, *values: Any) -> tuple[Any, ...]:
+    """Return the values if all have exactly this type; else raise CorruptError."""
+    for value in values:
+        if type(value) is not kind:
+            corrupt(f"a {type(value).__name__} is used instead of a {kind.__name__}")
+    return values
 
 
 def _decode_float(text: Any) -> float:
@@ -102,16 +142,16 @@ _VALUES: dict[str, tuple[int, Callable[..., Any]]] = {
 
 
 def _make_array(dtype: Any, shape: Any, order: Any, data: Any) -> NumpyArray:
-    typed(str, dtype, order)
-    typed(bytes, data)
+    _typed(str, dtype, order)
+    _typed(bytes, data)
     expect(type(shape) is tuple and all(map(is_count, shape)) and order in ("C", "F"), "an array has no valid shape")
     _check_elements(dtype, math.prod(shape), data)
     return NumpyArray(dtype, shape, order, data)
 
 
 def _make_scalar(dtype: Any, data: Any) -> NumpyScalar:
-    typed(str, dtype)
-    typed(bytes, data)
+    _typed(str, dtype)
+    _typed(bytes, data)
     _check_elements(dtype, 1, data)
     return NumpyScalar(dtype, data)
 
@@ -132,13 +172,13 @@ def _make_frozenset(values: list[Any]) -> frozenset[Any]:
 # Nodes that are made once their children are decoded.
 _MADE: dict[str, Callable[[list[Any]], Any]] = {
     "tuple": tuple,
-    "size": lambda values: Size(typed(int, *values)),
+    "size": lambda values: Size(_typed(int, *values)),
     "frozenset": _make_frozenset,
-    "bytearray": lambda values: bytearray(*typed(bytes, *values)),
-    "range": lambda values: range(*typed(int, *values)),
+    "bytearray": lambda values: bytearray(*_typed(bytes, *values)),
+    "range": lambda values: range(*_typed(int, *values)),
     "slice": lambda values: slice(*values),
-    "global": lambda values: Global(*typed(str, *values)),
-    "torch": lambda values: TorchConstant(*typed(str, *values)),
+    "global": lambda values: Global(*_typed(str, *values)),
+    "torch": lambda values: TorchConstant(*_typed(str, *values)),
     "numpy.scalar": lambda values: _make_scalar(*values),
     "numpy.array": lambda values: _make_array(*values),
 }
@@ -215,15 +255,16 @@ class _Opened:
 
 class RecordDecoder:
     """Reads one record. Mutable containers are made before their contents, so that cycles close; immutable ones are
-    made from the inside out."""
+    made from the inside out.
 
-    def __init__(
-        self, record: StructureRecord, flat: Mapping[str, Any], live_values: bool, lay_out: bool = True
-    ) -> None:
+    `memory` makes live objects of tensors that are not lazy, and if `live_values`, of nodes; None if there are none.
+    """
+
+    def __init__(self, record: StructureRecord, flat: Mapping[str, Any], live_values: bool, memory: Any) -> None:
         self.record = record
         self.flat = flat
         self.live_values = live_values
-        self.lay_out = lay_out
+        self.memory = memory
         self.table: list[Any] = [_UNREAD] * len(record.nodes)
         self.costs: dict[int, tuple[int, int]] = {}
         self.hashed = 0
@@ -235,9 +276,7 @@ class RecordDecoder:
         self.described: list[tuple[str, Any]] = []
         self.used: set[str] = set()
         self.attributes: list[tuple[Any, Any]] = []
-        self.views: dict[Hashable, tuple[int, list[live.LiveView]]] = {}
         self.opaques: list[Opaque] = []
-        self.memories: list[tuple[Any, Any]] = []
 
     def tree(self) -> Any:
         self._check_names()
@@ -393,16 +432,10 @@ class RecordDecoder:
             maker = _MADE.get(tag)
             value = maker(values) if maker else self._composite(Composite("", {}), heads, values)
             if self.live_values:
-                value = self._revived(value)
+                value = self.memory.revived(value)
         if opened.slot is not None:
             self.table[opened.slot] = value
             self.costs[opened.slot] = opened.cost
-        return value
-
-    def _revived(self, node: Any) -> Any:
-        value = live.revived(node)
-        if value is not node and type(node) is Composite and "attributes" in node.parts:
-            self.attributes.append((value, node.parts["attributes"]))
         return value
 
     def _fill(self, target: Any, tag: str | None, fields: list[Any], values: list[Any]) -> None:
@@ -432,7 +465,7 @@ class RecordDecoder:
     def _composite(self, target: Composite, fields: list[Any], values: list[Any]) -> Composite:
         names = values[::2]
         expect(fields and len(values) == 2 * len(names), "a composite has a part without a name or a value")
-        target.kind = typed(str, *fields, *names)[0]
+        target.kind = _typed(str, *fields, *names)[0]
         expect(target.kind, "a composite has no kind")
         target.parts.update(zip(names, values[1::2], strict=True))
         expect(len(target.parts) == len(names), "a composite has a part twice")
@@ -464,7 +497,8 @@ class RecordDecoder:
         new = self.flat[name]
         same = _description(leaf) == description and leaves.dtype_name(new) == leaves.dtype_name(first)
         # For lazy tensors, the reader of their bytes compares these.
-        same = same and tuple(new.shape) == tuple(first.shape) and (not leaves.is_tensor(new) or live.same(new, first))
+        same = same and tuple(new.shape) == tuple(first.shape)
+        same = same and (isinstance(new, LazyTensor) or self.memory.same(new, first))
         expect(same, f"{name[:100]!r} should be the same object as another tensor, but differs from it")
         self.used.add(name)
         return tensor
@@ -485,32 +519,22 @@ class RecordDecoder:
         if attributes is not None:
             self.described.append((kind, attributes))
         if isinstance(tensor, LazyTensor):
-            tensor = self._lazy(leaf, untagged(tensor), kind, grad, attributes)
-        elif leaves.is_tensor(tensor) and leaves.is_plain(tensor):
-            view = self._view(leaf, tensor, tensor.element_size())
-            strides = _dense(leaf, tensor) if self.lay_out else None
-            tensor = live.tensor(tensor, kind, grad, strides, view is not None or name in self.used)
-            if view is not None:
-                storage, nbytes, offset, layout = view
-                _, views = self.views.setdefault((storage, tensor.device), (nbytes, []))
-                views.append(live.LiveView(tensor, offset, layout))
-            if attributes is not None:
-                self.attributes.append((tensor, attributes))
-            if kind == "storage":
-                memory = live.storage(tensor)
-                self.memories.append((memory, tensor))
-                tensor = memory
+            tensor = untagged(tensor)
+            facts = self._facts(leaf, tensor, tensor.dtype.itemsize, kind, grad, attributes)
+            tensor = Tagged(tensor, facts) if facts != NO_FACTS else tensor
+        elif self.memory.has_elements(tensor):
+            facts = self._facts(leaf, tensor, tensor.element_size(), kind, grad, attributes)
+            tensor = self.memory.tensor(tensor, facts, name in self.used)
         self.used.add(name)
         if "is" in leaf:
             self.tensors[leaf["is"]] = tensor, _description(leaf), self.flat[name]
         return tensor
 
-    def _lazy(self, leaf: dict[str, Any], tensor: LazyTensor, kind: str, grad: bool, attributes: Any) -> LazyTensor:
-        view = self._view(leaf, tensor, tensor.dtype.itemsize)
-        if view is None:
-            view = (None, 0, 0, _dense(leaf, tensor) or ())
-        facts = TensorFacts(kind, grad, attributes, *view)
-        return Tagged(tensor, facts) if facts != NO_FACTS else tensor
+    def _facts(
+        self, leaf: dict[str, Any], tensor: Any, itemsize: int, kind: str, grad: bool, attributes: Any
+    ) -> TensorFacts:
+        view = self._view(leaf, tensor, itemsize)
+        return TensorFacts(kind, grad, attributes, *(view or (None, 0, 0, _dense(leaf, tensor))))
 
     def _view(
         self, leaf: dict[str, Any], tensor: Any, itemsize: int
@@ -546,7 +570,7 @@ class RecordDecoder:
     def _text(self, node: Any) -> str:
         if type(node) is list:
             node = self._refer(node[1]) if len(node) == 2 and node[0] == "@" else self._open(node, None, None)
-        return str(*typed(str, node))
+        return str(*_typed(str, node))
 
     # -- steps that need the whole tree
 
@@ -558,14 +582,11 @@ class RecordDecoder:
             fault = composite_fault(composite.kind, composite.parts)
             expect(not fault, f"a tensor of kind {composite.kind[:100]!r} has {fault}")
         for owner, attributes in self.attributes:
-            named = _tensor_attributes if leaves.is_tensor(owner) else _dict_attributes
-            vars(owner).update(named(type(owner), attributes))
+            vars(owner).update(_dict_attributes(type(owner), attributes))
         for opaque in self.opaques:
             _check_opaque(opaque)
-        for nbytes, views in self.views.values():
-            live.share(views, nbytes)
-        for memory, tensor in self.memories:
-            live.hold(memory, tensor)
+        if self.memory:
+            self.memory.finish()
 
 
 def _description(leaf: Mapping[str, Any]) -> dict[str, Any]:
@@ -579,10 +600,10 @@ def _strides(strides: Any, tensor: Any) -> tuple[int, ...]:
     return tuple(strides)
 
 
-def _dense(leaf: Mapping[str, Any], tensor: Any) -> tuple[int, ...] | None:
-    """Return the recorded strides of a tensor that is alone in its storage, if any."""
+def _dense(leaf: Mapping[str, Any], tensor: Any) -> tuple[int, ...]:
+    """Return the recorded strides of a tensor that is alone in its storage; () if there are none."""
     if "strides" not in leaf:
-        return None
+        return ()
     strides = _strides(leaf["strides"], tensor)
     expect(leaves.is_dense(tensor.shape, strides), f"a tensor by strides {_short(strides)} has gaps")
     return strides
@@ -624,18 +645,6 @@ def _dict_attributes(kind: type, attributes: Any) -> dict[str, Any]:
         allowed = type(name) is str and not hasattr(kind, name) and not name.startswith("__")
         expect(allowed, f"{_short(name)} is not an attribute of {kind.__name__}")
     named: dict[str, Any] = attributes
-    return named
-
-
-def _tensor_attributes(_: type, attributes: Any) -> dict[str, Any]:
-    """Return a tensor's attributes by name; a subclass's state of any other form becomes the attribute "state"."""
-    parts = attributes if type(attributes) is tuple and len(attributes) == 2 else (attributes,)
-    named: dict[str, Any] = {}
-    for part in parts:
-        if type(part) is dict and all(type(name) is str for name in part):
-            named |= part
-        elif part is not None:
-            return {"state": attributes}
     return named
 
 

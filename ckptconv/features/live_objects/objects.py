@@ -1,7 +1,6 @@
 """Live torch and numpy objects, and the nodes of a tree that stand for them.
 
-Neither library is imported here: a tree cannot hold objects of a library that is not imported. Nothing is made from a
-name that was read, except from a table of these libraries' constants.
+Nothing is made from a name that was read, except from a table of these libraries' constants.
 """
 
 from __future__ import annotations
@@ -10,11 +9,12 @@ import functools
 import math
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import BuiltinFunctionType, FunctionType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckptconv.errors import UsageError
+from ckptconv.features.live_objects.tensors import class_name, is_wrapper, kind_of
 from ckptconv.pickles import numpy_dtypes
 from ckptconv.pickles.nodes import (
     COMPOSITES,
@@ -27,12 +27,7 @@ from ckptconv.pickles.nodes import (
     Size,
     TorchConstant,
 )
-from ckptconv.structure.leaves import class_name, is_plain, is_wrapper, kind_of
-from ckptconv.tensors.strides import is_contiguous
 
-# A storage is rebuilt for its views unless that takes more than _SPREAD times their own memory, plus _SPARE bytes.
-_SPREAD = 64
-_SPARE = 1 << 20
 # Where classes are that hold open files, such as that of opened checkpoints.
 _OWN = "ckptconv.features."
 
@@ -279,151 +274,3 @@ def _numpy_value(node: NumpyScalar | NumpyArray) -> Any:
         raise ValueError("the data is not of this size")
     array = numpy.ndarray(shape, dtype, bytearray(node.data), order=order).copy(order)
     return array if type(node) is NumpyArray else array[()]
-
-
-def tensor(leaf: Any, kind: str, requires_grad: bool, strides: Sequence[int] | None, fresh: bool) -> Any:
-    """Return a torch tensor with the data of `leaf`: of this kind, requiring gradients, laid out by `strides`
-    (elements).
-
-    It is a new object if it has to be, or if `fresh`.
-    """
-    torch = sys.modules["torch"]
-    data = leaf
-    if strides is not None and strides != tuple(leaf.stride()) and len(strides) == leaf.dim():
-        data = torch.empty_strided(leaf.shape, strides, dtype=leaf.dtype, device=leaf.device)
-        _bits(data).copy_(_bits(leaf))
-    if kind == "parameter":
-        return torch.nn.Parameter(data.detach(), requires_grad=requires_grad and _differentiable(data))
-    if kind == "buffer" and hasattr(torch.nn, "Buffer"):
-        data = torch.nn.Buffer(data.detach())
-    elif fresh or requires_grad or data.requires_grad:
-        data = data.detach()
-    return data.requires_grad_() if requires_grad and _differentiable(data) else data
-
-
-def storage(tensor: Any) -> Any:
-    """Return a typed storage, as torch.load returns it, with the elements of a flat tensor."""
-    torch = sys.modules["torch"]
-    typed = torch.storage.TypedStorage(wrap_storage=tensor.untyped_storage(), dtype=tensor.dtype, _internal=True)
-    hold(typed, tensor)
-    return typed
-
-
-def hold(storage: Any, tensor: Any) -> None:
-    """Make a flat tensor's elements those of a typed storage: its own memory, even in the middle of a larger one."""
-    memory, start = tensor.untyped_storage(), tensor.storage_offset() * tensor.element_size()
-    if (start, memory.nbytes()) != (0, tensor.nbytes):
-        memory = memory[start : start + tensor.nbytes]
-    storage._untyped_storage = memory
-
-
-def _differentiable(tensor: Any) -> bool:
-    return bool(tensor.is_floating_point() or tensor.is_complex())
-
-
-def _bits(tensor: Any) -> Any:
-    """Return the same elements as integers: no operation on these changes a bit."""
-    torch = sys.modules["torch"]
-    tensor = tensor.detach().resolve_conj().resolve_neg()
-    if tensor.element_size() == 16:
-        return torch.view_as_real(tensor).view(torch.int64)
-    return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
-
-
-class LiveView(NamedTuple):
-    """A torch tensor, and its offset and strides in a storage (in elements)."""
-
-    tensor: Any
-    offset: int
-    strides: tuple[int, ...]
-
-    @property
-    def span(self) -> tuple[int, int]:
-        """The offset of the first byte it touches, and that after the last."""
-        last = sum((extent - 1) * stride for extent, stride in zip(self.tensor.shape, self.strides, strict=True))
-        item = self.tensor.element_size()
-        return self.offset * item, (self.offset + last + 1) * item
-
-    @property
-    def place(self) -> tuple[int, int, tuple[int, ...], tuple[int, ...]]:
-        return self.offset, self.tensor.element_size(), self.strides, tuple(self.tensor.shape)
-
-
-def share(views: Sequence[LiveView], storage_nbytes: int) -> None:
-    """Make tensors views of one storage, in place, with their values. If overlapping values disagree, do nothing.
-
-    The storage has `storage_nbytes` bytes if the views cover at least half of it, else the span of the views. Bytes
-    that no view covers are zero.
-    """
-    first = views[0]
-    if len(views) < 2 or _lie_so_already(views):
-        return
-    contiguous = is_contiguous(first.tensor.shape, first.strides)
-    if contiguous and all(view.place == first.place for view in views):
-        if all(_equal(first.tensor, view.tensor) for view in views[1:]):
-            data = first.tensor.detach().contiguous()
-            for view in views:
-                view.tensor.data = data.view(view.tensor.dtype)
-        return
-    pieces = _rebuilt(views, storage_nbytes)
-    for view, piece in zip(views, pieces, strict=False):
-        view.tensor.data = piece
-
-
-def _lie_so_already(views: Sequence[LiveView]) -> bool:
-    """Whether the tensors already are these views, as when they never left memory."""
-    origins = {(v.tensor.untyped_storage().data_ptr(), v.tensor.data_ptr() - v.span[0]) for v in views}
-    return len(origins) == 1 and all(tuple(view.tensor.stride()) == view.strides for view in views)
-
-
-def same(left: Any, right: Any) -> bool:
-    """Whether two torch tensors of one dtype and shape have the same bits; those at one address are not read."""
-    if not is_plain(left) or not is_plain(right):
-        return left is right
-    together = left.data_ptr() == right.data_ptr() and left.stride() == right.stride()
-    return together or _equal(left, right)
-
-
-def _equal(left: Any, right: Any) -> bool:
-    return bool(sys.modules["torch"].equal(_bits(left), _bits(right)))
-
-
-def _rebuilt(views: Sequence[LiveView], storage_nbytes: int) -> list[Any]:
-    """Return new tensors with the values of `views`, laid out in one storage; [] if that is impossible."""
-    torch = sys.modules["torch"]
-    spans = [view.span for view in views]
-    low, high = min(low for low, _ in spans), max(high for _, high in spans)
-    covered = sum(min(view.tensor.nbytes, high - low) for view, (low, high) in zip(views, spans, strict=True))
-    low, high = (0, storage_nbytes) if storage_nbytes <= 2 * covered else (low - low % 16, high)
-    if high - low > _SPREAD * covered + _SPARE:
-        return []
-    storage = torch.zeros(high - low, dtype=torch.uint8, device=views[0].tensor.device).untyped_storage()
-    pieces = []
-    for view in views:
-        source = view.tensor.detach()
-        piece = torch.empty(0, dtype=source.dtype, device=source.device).set_(
-            storage, view.offset - low // source.element_size(), source.shape, view.strides
-        )
-        _fill(_bits(piece), _bits(source))
-        pieces.append(piece)
-    return pieces if all(_equal(piece, view.tensor) for piece, view in zip(pieces, views, strict=True)) else []
-
-
-def _fill(target: Any, source: Any) -> None:
-    """Copy `source` into `target`, whose elements may overlap."""
-    torch = sys.modules["torch"]
-    for dim, stride in enumerate(target.stride()):
-        if stride == 0 and target.shape[dim] > 1:
-            target, source = target.narrow(dim, 0, 1), source.narrow(dim, 0, 1)
-    reach = 0
-    overlaps = False
-    for stride, extent in sorted((s, e) for s, e in zip(target.stride(), target.shape, strict=True) if e > 1):
-        overlaps |= stride <= reach
-        reach += (extent - 1) * stride
-    if not overlaps:
-        target.copy_(source)
-        return
-    # Overlapping windows: torch copies into such a tensor only by index.
-    line = torch.as_strided(target, (reach + 1,), (1,), target.storage_offset())
-    places = torch.arange(reach + 1).as_strided(target.shape, target.stride(), 0)
-    line[places.reshape(-1)] = source.reshape(-1)
