@@ -85,7 +85,9 @@ def unflatten(
         live_values = leaves.is_imported() and not any(isinstance(leaf, LazyTensor) for leaf in flat.values())
     record = parse(structure)
     live = next((leaf for leaf in flat.values() if not isinstance(leaf, LazyTensor)), None)
-    memory = leaves.live("memory", live).Memory(lay_out) if live_values or live is not None else None
+    memory = None
+    if live_values or live is not None:
+        memory = leaves.live("memory", "live_values" if live is None else live).Memory(lay_out)
     return RecordDecoder(record, flat, live_values, memory).tree()
 
 

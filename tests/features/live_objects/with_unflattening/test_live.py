@@ -321,3 +321,27 @@ def test_the_comparison_used_here_notices_what_it_should() -> None:
     torch.save(tree, buffer)
     buffer.seek(0)
     assert_same(tree, torch.load(buffer))
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+@every("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex128])
+def test_typed_storages_stay_storages_and_share_their_memory(dtype: torch.dtype) -> None:
+    tensor = torch.arange(6).to(dtype)
+    state = {"s": tensor.storage(), "t": tensor[1:3], "again": [tensor.storage()], "other": tensor.clone().storage()}
+    flat, structure = flatten(state)
+    for tensors in (flat, {name: value.clone() for name, value in flat.items()}):
+        got = unflatten(tensors, structure)
+        storages = got["s"], got["again"][0], got["other"]
+        assert all((type(one), one.dtype) == (torch.TypedStorage, dtype) for one in storages)
+        assert all(one.tolist() == tensor.tolist() for one in storages)
+        places = [one.untyped().data_ptr() for one in storages]
+        assert places[0] == places[1] != places[2]
+        assert torch.equal(got["t"], tensor[1:3])
+        assert got["t"].data_ptr() == places[0] + dtype.itemsize
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+def test_an_untyped_storage_comes_back_as_one_of_bytes() -> None:
+    untyped = torch.ones(3).untyped_storage()
+    again = unflatten(*flatten({"u": untyped}))["u"]
+    assert (type(again), again.dtype, again.tolist()) == (torch.TypedStorage, torch.uint8, untyped.tolist())
