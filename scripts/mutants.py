@@ -138,18 +138,6 @@ MUTANTS = [
         "tests/engine/test_coalesce.py",
     ),
     Mutant(
-        "storage/unpacking",
-        "if self._process != os.getpid():",
-        "if not self._process:",
-        "tests/storage/test_spool.py -k copy",
-    ),
-    Mutant(
-        "storage/unpacking",
-        "is_next = offset >= content.unpacking.at and",
-        "is_next = offset != content.unpacking.at - 1 and",
-        "tests/storage/test_spool.py",
-    ),
-    Mutant(
         "pickles/machine",
         "pos += 1\n                        value = memo[index] if index < len(memo) else self.get(index)\n"
         "                        if value is HOLE:\n                            raise NotStoredError\n",

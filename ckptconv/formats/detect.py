@@ -14,7 +14,7 @@ from ckptconv.formats import alone as alone_files
 from ckptconv.formats import model_files, pipelines
 from ckptconv.formats.format import CERTAIN, LIKELY, Format, Guess, Probe
 from ckptconv.formats.model_files import TORCH
-from ckptconv.formats.registered import BY_RANK, DEEPSPEED, FORMATS, JOINING, MEGATRON, PLUGINS
+from ckptconv.formats.registered import BY_RANK, DEEPSPEED, FORMATS, JOINING, MEGATRON, PIPES, PLUGINS
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.options.option import checked
 from ckptconv.options.registered import opening, placed, several
@@ -83,9 +83,10 @@ def open_source(
     path, feature_options = placed(path, {**feature_options, "recorded": recorded}, reaching)
     path = stores.pinned(path, reached)
     if is_pipe(path):
-        from ckptconv.storage.pipes import take_pipe
-
-        path = take_pipe(path, spool_dir)
+        if not PIPES:
+            raise UsageError(f"{path} is a pipe, and the feature pipes is not installed.", "Write it to a file first.")
+        kept: str = import_module(PIPES[0]).take_pipe(path, spool_dir)
+        path = kept
     elif is_remote(path):
         stores.reached(path).taken(path, reached, spool_dir)
     orders = asked_orders({**feature_options, "states": states}, reaching)

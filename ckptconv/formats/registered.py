@@ -120,6 +120,11 @@ LONE: tuple[Lone, ...] = (
 PLUGINS: tuple[str, ...] = (
     "ckptconv.features.plugins.entries",
 )  # fmt: skip
+# What keeps input from a pipe, so that it can be read at any offset: the module. There, `take_pipe` returns the name
+# under which it is read.
+PIPES: tuple[str, ...] = (
+    "ckptconv.features.pipes.pipes",
+)  # fmt: skip
 # Modules that join the distributed tensors of a file of torch.save which has all of their parts, as that of a single
 # rank has. There, `read_alone` returns a source; None if parts are missing.
 JOINING: tuple[str, ...] = (

@@ -18,9 +18,9 @@ from ckptconv.text import UNSET, parse_path
 Paths: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
 # Characters that need no quoting in the path of a URL.
 _PLAIN = "/~!$&'()*+,;=:@"
-# The path that means standard input; and those of descriptors that were open before: a shell puts one in the place of
-# <(...).
-STANDARD_INPUT = "-"
+# The path that means standard input, and the name that it is read under; and paths of descriptors that were open
+# before: a shell puts one in the place of <(...).
+STANDARD_INPUT, STANDARD_INPUT_NAME = "-", "<stdin>"
 _DESCRIPTOR = re.compile(r"/dev/stdin|/(?:dev|proc/self)/fd/\d{1,9}")
 
 

@@ -42,7 +42,7 @@ class File(NamedTuple):
 class Packed(NamedTuple):
     """Compressed data: `nbytes` bytes from byte `offset` of `file`.
 
-    `method` is "deflate", "zstandard", or that of a feature (`storage.unpacking`).
+    `method` is one of those that the feature `compressed` knows.
     `crc` is the CRC-32 of the uncompressed data, if it is recorded.
     """
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from ckptconv.errors import LimitError
 from ckptconv.storage.crc import crc32
+from ckptconv.storage.packed import unpacking
 from ckptconv.storage.reading import Reader
-from ckptconv.storage.unpacking import UNPACKING
 from ckptconv.tensors.moves import File
 
 
@@ -28,7 +28,7 @@ def ends_of(file: File, reader: Reader, keep: int, most: int) -> Ends:
     assert file.packed is not None
     head, tail = bytearray(), b""
     size = crc = 0
-    for data in UNPACKING[file.packed.method](file, file.packed, reader):
+    for data in unpacking(file.path).UNPACKING[file.packed.method](file, file.packed, reader):
         size += len(data)
         if size > most:
             raise LimitError(f"{file.path} is damaged: it unpacks to more than {most} bytes, the limit.")

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ckptconv.errors import CkptconvError
+from ckptconv.features.compressed.unpacking import chunks_at, of_damage, zstandard_of
 from ckptconv.storage.reading import Reader
-from ckptconv.storage.unpacking import chunks_at, of_damage, zstandard_of
 from ckptconv.tensors.moves import File, Packed
 
 # Bytes of a number, and of the stored data for each changed byte.

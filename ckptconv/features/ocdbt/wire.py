@@ -7,10 +7,10 @@ the body, the body, and the CRC-32C of all that. In a body, the fields of severa
 from __future__ import annotations
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError, damaged
-from ckptconv.features.joining.packing import FRAME
+from ckptconv.features.compressed.packing import CRC32C_SIZE, FRAME, check_crc32c
+from ckptconv.features.compressed.unpacking import content_of
 from ckptconv.storage.crc import crc32c
 from ckptconv.storage.reading import InMemory
-from ckptconv.storage.unpacking import CRC32C_SIZE, check_crc32c, content_of
 from ckptconv.tensors.moves import File, Packed
 
 MANIFEST, NODE = 0x0CDB3A2A, 0x0CDB20DE

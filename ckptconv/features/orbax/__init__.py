@@ -8,7 +8,7 @@ from __future__ import annotations
 
 PAGES = ("orbax.md",)
 # Features that this one builds on: without them, it is gone too.
-NEEDS = ("joining", "ocdbt", "zarr")
+NEEDS = ("compressed", "joining", "ocdbt", "zarr")
 SCRIPTS = ("formats/orbax.py", "formats/tensorstore.py", "kills/orbax.py")
 # The reason why it exceeds a format's budget.
 EXCEEDS = "it finds steps of runs, reads trees, and names the states of optimizers"

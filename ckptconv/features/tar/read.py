@@ -22,7 +22,7 @@ from ckptconv.formats.torch.objects import vocabulary
 from ckptconv.formats.torch.storages import Storage, storage_dtype
 from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.vocabulary import Constructor, Limits, MalformedError
-from ckptconv.storage.pipes import STANDARD_INPUT_NAME
+from ckptconv.storage.paths import STANDARD_INPUT_NAME
 from ckptconv.storage.reading import Reader
 from ckptconv.storage.records import Records
 from ckptconv.tensors.moves import File

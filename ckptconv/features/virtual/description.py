@@ -20,11 +20,10 @@ from ckptconv.storage import strict_json
 from ckptconv.storage.files import is_held
 from ckptconv.storage.inside import check_inside, leads_out
 from ckptconv.storage.location import Location
-from ckptconv.storage.packed import check_ratio
+from ckptconv.storage.packed import check_ratio, unpacking
 from ckptconv.storage.paths import dirname, is_quoted, is_remote, join
 from ckptconv.storage.reading import Entry
 from ckptconv.storage.strict_json import count_of, list_of, object_of, text_of
-from ckptconv.storage.unpacking import UNPACKING
 from ckptconv.tensors.moves import File, Packed
 
 if TYPE_CHECKING:
@@ -342,8 +341,9 @@ def _packed(entry: dict[str, Any], name: str, size: int, sources: Sequence[File]
     index, offset, nbytes = (
         count_of(entry.get(key), f"{key!r} of {name[:100]!r}") for key in ("in", "offset", "nbytes")
     )
+    known = unpacking(name[:100]).UNPACKING
     crc, method = entry.get("crc"), text_of(entry.get("method"), f"the method of {name[:100]!r}")
-    if index >= len(sources) or _packings_of(sources[index]) >= _MOST_PACKED or method not in UNPACKING:
+    if index >= len(sources) or _packings_of(sources[index]) >= _MOST_PACKED or method not in known:
         raise ValueError(f"{name[:100]!r} uses an unknown compression")
     if crc is not None:
         count_of(crc, f"the checksum of {name[:100]!r}")

@@ -9,14 +9,14 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError, damaged
+from ckptconv.features.compressed.packing import CRC32C, CRC32C_SIZE, FRAME, check_crc32c
+from ckptconv.features.compressed.unpacking import content_of
 from ckptconv.features.joining.chunks import ChunkTile, Shape, join
-from ckptconv.features.joining.packing import CRC32C, FRAME
 from ckptconv.features.joining.values import Files, Store, Value
 from ckptconv.features.zarr import layouts
 from ckptconv.features.zarr.layouts import Layout
 from ckptconv.storage.crc import crc32c
 from ckptconv.storage.reading import InMemory
-from ckptconv.storage.unpacking import CRC32C_SIZE, check_crc32c, content_of
 from ckptconv.tensors.lazy import Convert, Inline, LazyTensor, Picked, Stored, Zeros
 from ckptconv.tensors.moves import File, Packed, Swap
 from ckptconv.text import quoted

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.features.joining import packing
+from ckptconv.features.compressed import packing
 from ckptconv.features.joining.chunks import Shape
 from ckptconv.pickles.numpy_dtypes import TORCH_NAMES
 from ckptconv.storage import strict_json

@@ -17,9 +17,9 @@ from effort import every
 from safetensors.torch import load_file, save_file
 
 import ckptconv
+from ckptconv.features.compressed import unpacking
 from ckptconv.features.deltas.reading import read_delta
 from ckptconv.formats.registered import DESCRIBING
-from ckptconv.storage import unpacking
 from ckptconv.storage.location import Location
 
 DESCRIBED = pytest.mark.skipif(not DESCRIBING, reason="nothing describes files here")

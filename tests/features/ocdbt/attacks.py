@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from attacks.corpus import CORRUPT, UNSAFE, UNSUPPORTED
-from features.joining.packings import crc32c, packed
+from features.compressed.packings import crc32c, packed
 from features.ocdbt.writer import (
     FILE,
     IDENTITY,

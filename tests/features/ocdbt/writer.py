@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from features.joining.packings import crc32c, packed
+from features.compressed.packings import crc32c, packed
 
 MANIFEST, NODE = 0x0CDB3A2A, 0x0CDB20DE
 FILE = "d/x"

@@ -14,7 +14,7 @@ import torch
 from cells import looking
 from checkpoints import assert_same, ckptconv_here, done
 from effort import every
-from features.joining.packings import crc32c, packed
+from features.compressed.packings import crc32c, packed
 from features.ocdbt.writer import database
 from features.orbax import writer
 from features.orbax.attacks import STEPS

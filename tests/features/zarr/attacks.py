@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from attacks.corpus import CORRUPT, UNSUPPORTED
-from features.joining.packings import packed
+from features.compressed.packings import packed
 from features.zarr.writer import CRC32C, LITTLE, shard, sharding, zarr3, zarray
 
 W = np.arange(12, dtype="f4").reshape(3, 4)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from effort import every, examples
-from features.joining.packings import packed
+from features.compressed.packings import packed
 from features.zarr import writer
 from features.zarr.attacks import HOSTILE, Attack
 from hypothesis import given

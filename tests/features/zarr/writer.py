@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from features.joining.packings import crc32c, packed
+from features.compressed.packings import crc32c, packed
 
 
 def zarray(array: np.ndarray[Any, Any], cut: Sequence[int], /, **changed: Any) -> bytes:

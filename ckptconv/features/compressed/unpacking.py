@@ -10,20 +10,18 @@ import io
 import os
 import threading
 import zlib
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from importlib import import_module
 
-from ckptconv.errors import CorruptError, LimitError, UnsupportedError, damaged
+from ckptconv.errors import CorruptError, LimitError, UnsupportedError
 from ckptconv.storage.crc import crc32
-from ckptconv.storage.files import DescriptorReader, Readers
+from ckptconv.storage.files import DescriptorReader
+from ckptconv.storage.packed import SpoolingReaders
 from ckptconv.storage.paths import is_remote
 from ckptconv.storage.reading import Reader
-from ckptconv.storage.spool import Spool
 from ckptconv.tensors.moves import File, Packed
 from ckptconv.text import install
 
-# Bytes of a CRC-32C.
-CRC32C_SIZE = 4
 # Bytes that are read, and unpacked, at a time; and bytes of a request for a remote file.
 CHUNK = 1 << 17
 _FAR_CHUNK = 1 << 22
@@ -38,34 +36,38 @@ _MOST_STREAMED = 16
 class Contents:
     """The contents of packed files, for several threads: in a spool, or as they are read.
 
-    The room of an unpacked file is given back once as many bytes were read as are `expected`, or as the file has if
+    The room of an unpacked file is given back once as many bytes were read as the readers expect, or as the file has if
     that is more. If more are read, it is unpacked again, which costs no more than the reads did. `nbytes` counts the
     packed bytes that were read. A file that is read once, in order, and has no checksum to be compared before, is
-    unpacked as it is read, unless many are already; only ranges that are passed over are kept in the spool. A process
-    other than `process`, whose spool this is, has one of its own.
+    unpacked as it is read, unless many are already; only ranges that are passed over are kept in the spool. A copy of
+    the process has a spool of its own.
     """
 
-    def __init__(self, readers: Readers, spool: Spool, expected: Mapping[File, int], process: int) -> None:
-        self._readers, self.spool, self.expected = readers, spool, expected
+    def __init__(self, readers: SpoolingReaders) -> None:
+        self._readers, self._spool = readers, readers.spool
         self.nbytes = 0
         self._contents: dict[File, _Content] = {}
         self._streamed: set[File] = set()
         self._table = threading.Lock()
-        self._process = process
+        self._process = os.getpid()
+
+    def reader_of(self, file: File) -> Reader:
+        """Return a reader of a packed file's content."""
+        return _PackedReader(file, self)
 
     def fill(self, file: File, offset: int, buffers: Sequence[memoryview]) -> None:
         """Fill `buffers` from `offset` of a packed file's content, which is unpacked first if the spool lacks it."""
         assert file.packed is not None
         with self._table:
             if self._process != os.getpid():
-                self.spool, self._contents, self._streamed = Spool(self.spool.directory), {}, set()
+                self._spool, self._contents, self._streamed = self._readers.spool, {}, set()
                 self._process, self.nbytes = os.getpid(), 0
             content = self._contents.setdefault(file, _Content())
         nbytes = sum(map(len, buffers))
         with content.lock:
             if content.start < 0:
-                content.left = max(file.size, self.expected.get(file, 0))
-                content.start = self.spool.room(file.size)
+                content.left = max(file.size, self._readers.expected.get(file, 0))
+                content.start = self._spool.room(file.size)
                 self._unpack_anew(file, content, to=0 if self._begins_stream(file) else file.size)
             is_next = offset >= content.unpacking.at and len(content.kept) < MOST_KEPT
             if is_next:
@@ -79,13 +81,13 @@ class Contents:
             content.users += 1
         try:
             if not is_next:
-                DescriptorReader(file, self.spool.descriptor).fill(content.start + offset, buffers)
+                DescriptorReader(file, self._spool.descriptor).fill(content.start + offset, buffers)
         finally:
             with content.lock:
                 content.users -= 1
                 content.left -= nbytes
                 if content.left <= 0 and not content.users:
-                    self.spool.give_back(content.start, file.size)
+                    self._spool.give_back(content.start, file.size)
                     content.start = -1
 
     def _begins_stream(self, file: File) -> bool:
@@ -102,7 +104,7 @@ class Contents:
         width = 1
         if file.packed.method in OF_FEATURES:
             width = import_module(OF_FEATURES[file.packed.method]).UNIT
-        return file.packed.crc is None and file.size == width * self.expected.get(file, 0)
+        return file.packed.crc is None and file.size == width * self._readers.expected.get(file, 0)
 
     def _unpack_anew(self, file: File, content: _Content, to: int) -> None:
         """Unpack a file from its beginning, up to byte `to`, which the spool keeps."""
@@ -120,7 +122,7 @@ class Contents:
         """Unpack up to byte `to`, and keep that in the spool."""
         begin = at = content.unpacking.at
         for data in content.unpacking.next(to - at):
-            self.spool.write_at(content.start + at, data)
+            self._spool.write_at(content.start + at, data)
             at += len(data)
         if to > begin:
             content.kept.append((begin, to))
@@ -197,7 +199,7 @@ class _Unpacking:
             self._chunks.close()
 
 
-class PackedReader(Reader):
+class _PackedReader(Reader):
     """Reads a packed file from the spool, after having it unpacked."""
 
     def __init__(self, file: File, contents: Contents) -> None:
@@ -275,23 +277,17 @@ class _Chunks(io.BytesIO):
         return next(self._chunks, b"")
 
 
-# Methods of features. Each module has `unpacked`, which is called as those of `UNPACKING` are, and `UNIT`: the bytes
+# Methods of formats. Each module has `unpacked`, which is called as those of `UNPACKING` are, and `UNIT`: the bytes
 # that come out for each byte of the tensor.
 OF_FEATURES: dict[str, str] = {
     "overwriting": "ckptconv.features.deltas.overwriting",
-    **dict.fromkeys(("zstandard frame", "crc32c", "bools"), "ckptconv.features.joining.packing"),
+    **dict.fromkeys(("zstandard frame", "crc32c", "bools"), "ckptconv.features.compressed.packing"),
 }
 
 
 def _of_feature(file: File, packed: Packed, reader: Reader) -> Iterator[bytes]:
     unpacked: Iterator[bytes] = import_module(OF_FEATURES[packed.method]).unpacked(file, packed, reader)
     return unpacked
-
-
-def check_crc32c(name: str, crc: int, recorded: bytes) -> None:
-    """Raise CorruptError if `recorded` is not the CRC-32C that was computed."""
-    if crc != int.from_bytes(recorded, "little"):
-        raise damaged(f"{name} has changed: its CRC-32C is not the one that is recorded.")
 
 
 UNPACKING: dict[str, Callable[[File, Packed, Reader], Iterator[bytes]]] = {

@@ -8,12 +8,10 @@ from collections.abc import Iterator
 
 from ckptconv.errors import CorruptError, FailedError, UsageError
 from ckptconv.storage.files import hold
-from ckptconv.storage.paths import STANDARD_INPUT
+from ckptconv.storage.paths import STANDARD_INPUT, STANDARD_INPUT_NAME
 from ckptconv.storage.spool import Spool
 from ckptconv.text import reason
 
-# The name that standard input is read under.
-STANDARD_INPUT_NAME = "<stdin>"
 # Bytes that are read at a time.
 _CHUNK = 1 << 17
 

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 
+from ckptconv.errors import damaged
+from ckptconv.features.compressed.unpacking import chunks_at, of_damage, zstandard_of
 from ckptconv.storage.crc import crc32c
 from ckptconv.storage.reading import Reader
-from ckptconv.storage.unpacking import CRC32C_SIZE, check_crc32c, chunks_at, of_damage, zstandard_of
 from ckptconv.tensors.moves import File, Packed
 
 # Methods, as `Packed` names them; and the bytes that come out for each byte of a tensor.
 FRAME, CRC32C, BOOLS = "zstandard frame", "crc32c", "bools"
 UNIT = 1
+# Bytes of a CRC-32C.
+CRC32C_SIZE = 4
 _MAGIC = b"\x28\xb5\x2f\xfd"
 # Bytes of the number of a dictionary, and of the content's size, by what a frame's descriptor says.
 _DICTIONARY, _CONTENT = (0, 1, 2, 4), (0, 2, 4, 8)
@@ -36,6 +39,12 @@ def _summed(file: File, packed: Packed, reader: Reader) -> Iterator[bytes]:
         crc = crc32c(chunk, crc)
         yield chunk
     check_crc32c(file.path, crc, reader.read_at(packed.offset + size, CRC32C_SIZE))
+
+
+def check_crc32c(name: str, crc: int, recorded: bytes) -> None:
+    """Raise CorruptError if `recorded` is not the CRC-32C that was computed."""
+    if crc != int.from_bytes(recorded, "little"):
+        raise damaged(f"{name} has changed: its CRC-32C is not the one that is recorded.")
 
 
 def _bools(file: File, packed: Packed, reader: Reader) -> Iterator[bytes]:
