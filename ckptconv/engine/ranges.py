@@ -8,8 +8,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from ckptconv.engine.tasks import ALIGNMENT, Needs, Piece, Task, Window
 from ckptconv.engine.worker import Tally, Worker
 from ckptconv.plan import Data, FilePlan, Literal
-from ckptconv.storage.files import check_unchanged, is_read_far
-from ckptconv.storage.packed import SpoolingReaders
+from ckptconv.storage.files import Readers, check_unchanged, is_read_far
 from ckptconv.storage.reading import Options
 from ckptconv.storage.stores import reached
 from ckptconv.tensors.moves import File, Runs
@@ -25,7 +24,7 @@ class FileBytes:
     def __init__(
         self,
         file: FilePlan,
-        readers: SpoolingReaders,
+        readers: Readers,
         options: Options | None = None,
         on_lost: Callable[[Tally], object] = lambda tally: None,
     ) -> None:

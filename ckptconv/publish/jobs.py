@@ -12,7 +12,7 @@ from ckptconv.engine.worker import Tally
 from ckptconv.errors import CkptconvError, FailedError
 from ckptconv.plan import Checked, Data, FilePlan, Plan
 from ckptconv.publish.staging.base import FinishedFile, Staging
-from ckptconv.storage.packed import SpoolingReaders
+from ckptconv.storage.files import Readers
 from ckptconv.storage.progress import Progress
 from ckptconv.storage.records import Records
 from ckptconv.tensors.lazy import packed
@@ -62,7 +62,7 @@ class Result:
 
 
 def make(
-    task: Task, readers: SpoolingReaders, progress: Progress | None = None, checksums: Checksums | None = None
+    task: Task, readers: Readers, progress: Progress | None = None, checksums: Checksums | None = None
 ) -> tuple[Result, Callable[[], None]]:
     """Write a file. Return the result and a function that waits for the disk and writes the record.
 
@@ -133,7 +133,7 @@ def _made(task: Task, known: Elsewhere) -> Result:
 
         checksums = Checksums(known.records)
     plan = Plan((task.file,), "")
-    with SpoolingReaders(dict(known.storage_options), known.spool_dir) as readers, task.staging.opened():
+    with Readers(dict(known.storage_options), known.spool_dir) as readers, task.staging.opened():
         packed = packed_in([plan])
         if packed:
             readers.expect(packed)

@@ -94,9 +94,9 @@ class Present:
         if (entry.file.path, entry.file.stamp) in self._same:
             return True
         from ckptconv.engine.ranges import FileBytes
-        from ckptconv.storage.packed import SpoolingReaders
+        from ckptconv.storage.files import Readers
 
-        with SpoolingReaders(self._stores, self._options.spool_dir) as readers, place.open_reader() as reader:
+        with Readers(self._stores, self._options.spool_dir) as readers, place.open_reader() as reader:
             try:
                 planned = FileBytes(file, readers, self._stores)
             except ValueError:

@@ -23,9 +23,8 @@ from ckptconv.publish.replacing import Replacing
 from ckptconv.publish.staging.base import FinishedFile, Staging
 from ckptconv.publish.staging.local import LocalStaging, TreeStaging
 from ckptconv.publish.statements import needing_inputs, requested
-from ckptconv.storage.files import check_unchanged
+from ckptconv.storage.files import Readers, check_unchanged
 from ckptconv.storage.location import Location
-from ckptconv.storage.packed import SpoolingReaders
 from ckptconv.storage.paths import is_remote, normalize
 from ckptconv.storage.progress import Announced, Progress, on_file
 from ckptconv.storage.reading import REQUESTS
@@ -264,7 +263,7 @@ class _Run:
         self._sends = any(is_remote(output.target.path) for output in outputs)
         self._far = self._sends or any(is_remote(file.stored.path) for file in inputs.files)
         self._works: list[_Work] = []
-        self._readers = stack.enter_context(SpoolingReaders(dict(options.storage_options), options.spool_dir))
+        self._readers = stack.enter_context(Readers(dict(options.storage_options), options.spool_dir))
         if any(file.packed for file in inputs.files):
             plans = (Plan(tuple(files), "") for files, is_here in zip(self._files, self._here, strict=True) if is_here)
             self._readers.expect(packed_in(plans))
@@ -571,7 +570,7 @@ def _is_digested(output: Output, options: Options, in_parts: bool) -> bool:
     return is_requested or sum(bool(file.tensors) for file in output.plan.files) > 1
 
 
-def _check_equal(outputs: Iterable[Output], equal: Iterable[Equal], readers: SpoolingReaders) -> None:
+def _check_equal(outputs: Iterable[Output], equal: Iterable[Equal], readers: Readers) -> None:
     """Raise CorruptError if tensors that are stored twice differ."""
     for name, first, second in equal:
         if not same(first, second, readers):
@@ -586,7 +585,7 @@ def _check_equal(outputs: Iterable[Output], equal: Iterable[Equal], readers: Spo
                 )
 
 
-def _check_digests(inputs: Inputs, readers: SpoolingReaders) -> None:
+def _check_digests(inputs: Inputs, readers: Readers) -> None:
     """Raise CorruptError if a file has not the SHA-256 that its checkpoint states."""
     for file in dict.fromkeys(file.stored for file in inputs.files) if inputs.digests else ():
         stated = inputs.digests.get(file.path)

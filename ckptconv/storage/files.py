@@ -13,14 +13,18 @@ import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ckptconv.errors import CorruptError, FailedError, MissingError, UsageError
+from ckptconv.storage.packed import unpacking
 from ckptconv.storage.paths import is_remote
 from ckptconv.storage.reading import Entry, Options, Reader, changed, ends_early
 from ckptconv.storage.stores import reached
 from ckptconv.tensors.moves import File
 from ckptconv.text import reason
+
+if TYPE_CHECKING:
+    from ckptconv.storage.spool import Spool
 
 # Number of files to keep open for the next read; within a common limit on descriptors (1,024).
 OPEN_FILES = 256
@@ -333,11 +337,17 @@ _remote_blocks = _Blocks()
 
 
 class Readers:
-    """Readers by file, opened at first use; beyond a limit, the least recently used one is closed."""
+    """Readers by file, opened at first use; beyond a limit, the least recently used one is closed. Packed files are
+    unpacked into a temporary file in `directory`."""
 
-    def __init__(self, options: Options | None = None, limit: int = OPEN_FILES) -> None:
+    def __init__(self, options: Options | None = None, directory: str = "", *, limit: int = OPEN_FILES) -> None:
         self._options = options
         self._limit = limit
+        self._directory, self._process = directory, os.getpid()
+        self._spool: Spool | None = None
+        self._contents: Any = None
+        # Bytes that will be read of each packed file.
+        self.expected: Mapping[File, int] = {}
         # By path; those of packed files, which have none, by these.
         self._open: OrderedDict[str | File, Reader] = OrderedDict()
         self._busy: dict[str | File, int] = {}
@@ -364,13 +374,45 @@ class Readers:
 
     def open(self, file: File) -> Reader:
         """Return a new reader of `file`."""
-        if file.path in _in_memory:
-            return MemoryReader(file)
-        return _opened(file, self._options)
+        if file.packed is None:
+            return MemoryReader(file) if file.path in _in_memory else _opened(file, self._options)
+        # `reading`, which opens files, does so in one thread at a time.
+        if self._contents is None:
+            self._contents = unpacking(file.path).Contents(self)
+        reader: Reader = self._contents.reader_of(file)
+        return reader
+
+    @property
+    def spool(self) -> Spool:
+        """The temporary file of this process."""
+        if self._spool is None or self._process != os.getpid():
+            from ckptconv.storage.spool import Spool
+
+            self._spool, self._process = Spool(self._directory), os.getpid()
+        return self._spool
+
+    def expect(self, reading: Mapping[File, int]) -> None:
+        """Announce how many bytes of each packed file will be read. Raises UnsupportedError if nothing unpacks them,
+        FailedError if the largest has no room."""
+        if reading:
+            unpacking(next(iter(reading)).path)
+        self.expected = reading
+        size = max((file.size for file in reading), default=0)
+        if size:
+            self.spool.check_space(size)
+
+    @property
+    def bytes_unpacked(self) -> int:
+        """How many packed bytes were read, since `unpacked` was asked last."""
+        nbytes: int = self._contents.nbytes if self._contents else 0
+        return nbytes
 
     def unpacked(self) -> int:
         """Return how many packed bytes were read since this was asked last."""
-        return 0
+        nbytes = self.bytes_unpacked
+        if nbytes:
+            self._contents.nbytes = 0
+        return nbytes
 
     def _shrink(self, keep: str | File) -> None:
         for key in list(self._open):
@@ -380,9 +422,13 @@ class Readers:
                 self._open.pop(key).close()
 
     def close(self) -> None:
+        if self._contents:
+            self._contents.close()
         with self._lock:
             while self._open:
                 self._open.popitem()[1].close()
+        if self._spool:
+            self.spool.close()
 
     def __enter__(self) -> Readers:
         return self

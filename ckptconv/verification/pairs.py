@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 from ckptconv.errors import DifferenceError
 from ckptconv.options.table import Options
 from ckptconv.process import settled
-from ckptconv.storage.files import is_far, is_read_far
-from ckptconv.storage.packed import SpoolingReaders
+from ckptconv.storage.files import Readers, is_far, is_read_far
 from ckptconv.storage.paths import basename
 from ckptconv.storage.progress import Progress
 from ckptconv.storage.reading import Range
@@ -59,7 +58,7 @@ def compare_pairs(
     def compare(evaluator: Evaluator, pieces: Iterable[_Piece]) -> int:
         return sum(_compare_elements(evaluator, piece, progress, attested, wrong) for piece in pieces)
 
-    with settled(), SpoolingReaders(dict(options.storage_options), options.spool_dir) as readers:
+    with settled(), Readers(dict(options.storage_options), options.spool_dir) as readers:
         readers.expect(packed(tensor for pair in pairs for tensor in (pair.want, pair.got)))
         paths = {file.stored.path for pair in pairs for side in (pair.want, pair.got) for file in side.inputs()}
         far = next(filter(is_far, paths), "")

@@ -18,8 +18,7 @@ from ckptconv.errors import CorruptError, FailedError, LimitError, UsageError
 from ckptconv.features.arrays.frameworks import Framework
 from ckptconv.formats.source import Source
 from ckptconv.plan import MAX_GROWTH, ROOM_TO_GROW, Data, FilePlan
-from ckptconv.storage.files import check_unchanged, is_far, is_held, look
-from ckptconv.storage.packed import SpoolingReaders
+from ckptconv.storage.files import Readers, check_unchanged, is_far, is_held, look
 from ckptconv.storage.reading import Options
 from ckptconv.storage.writing import Writer
 from ckptconv.tensors.dtypes import DType
@@ -67,7 +66,7 @@ class Memory:
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._users = 0
-        self._readers = SpoolingReaders(options, spool_dir)
+        self._readers = Readers(options, spool_dir)
         self._maps: dict[File, mmap.mmap | None] = {}
         # Arrays of tied tensors that are still in use: the next of the same tensor is the same.
         self._arrays: weakref.WeakValueDictionary[Hashable, Any] = weakref.WeakValueDictionary()
@@ -93,7 +92,7 @@ class Memory:
             raise UsageError(f"{self._given[0]} is closed.", "Open it again.")
 
     @contextlib.contextmanager
-    def _reading(self) -> Iterator[SpoolingReaders]:
+    def _reading(self) -> Iterator[Readers]:
         if self._process != os.getpid():
             self._begin()  # locks and temporary files are the parent's
         with self._lock:
@@ -178,7 +177,7 @@ class Memory:
                 self._maps[file] = _map(file)
             return self._maps[file]
 
-    def _fill(self, tensors: Mapping[str, LazyTensor], buffers: Sequence[memoryview], readers: SpoolingReaders) -> None:
+    def _fill(self, tensors: Mapping[str, LazyTensor], buffers: Sequence[memoryview], readers: Readers) -> None:
         if not tensors:
             return
         # Most programs read maps alone.

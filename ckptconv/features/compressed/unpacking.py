@@ -15,8 +15,7 @@ from importlib import import_module
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError
 from ckptconv.storage.crc import crc32
-from ckptconv.storage.files import DescriptorReader
-from ckptconv.storage.packed import SpoolingReaders
+from ckptconv.storage.files import DescriptorReader, Readers
 from ckptconv.storage.paths import is_remote
 from ckptconv.storage.reading import Reader
 from ckptconv.tensors.moves import File, Packed
@@ -43,7 +42,7 @@ class Contents:
     the process has a spool of its own.
     """
 
-    def __init__(self, readers: SpoolingReaders) -> None:
+    def __init__(self, readers: Readers) -> None:
         self._readers, self._spool = readers, readers.spool
         self.nbytes = 0
         self._contents: dict[File, _Content] = {}

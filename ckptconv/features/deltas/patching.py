@@ -26,9 +26,8 @@ from ckptconv.publish.producing import produce
 from ckptconv.publish.publish import Verifier
 from ckptconv.result import Report
 from ckptconv.storage.digests import hasher
-from ckptconv.storage.files import is_far, look
+from ckptconv.storage.files import Readers, is_far, look
 from ckptconv.storage.location import Location
-from ckptconv.storage.packed import SpoolingReaders
 from ckptconv.storage.paths import is_remote, listed, normalize
 from ckptconv.storage.progress import Progress, counter, shown
 from ckptconv.tensors.dtypes import DTYPES
@@ -172,7 +171,7 @@ def check_changes(
     """
     far = any(is_far(file.stored.path) for name in expected for file in tensors[name].inputs())
     jobs = 1 if far else min(options.jobs or min(os.cpu_count() or 1, _MOST_JOBS), max(len(expected), 1))
-    with settled(), SpoolingReaders(dict(options.storage_options), options.spool_dir) as readers:
+    with settled(), Readers(dict(options.storage_options), options.spool_dir) as readers:
         readers.expect(packed(tensors[name] for name in expected))
         checkers = [_Checker(readers, tensors, base, progress) for _ in range(jobs)]
         in_threads(iter(expected.items()), checkers, None)
@@ -183,7 +182,7 @@ class _Checker:
     """Compares the checksums of tensors, one after the other."""
 
     def __init__(
-        self, readers: SpoolingReaders, tensors: Mapping[str, LazyTensor], base: object, progress: Progress | None
+        self, readers: Readers, tensors: Mapping[str, LazyTensor], base: object, progress: Progress | None
     ) -> None:
         self._readers, self._tensors, self._base, self._progress = readers, tensors, base, progress
 

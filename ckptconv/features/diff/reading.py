@@ -21,8 +21,7 @@ from ckptconv.features.diff.changes import Change, Measured, Squares, Tolerance,
 from ckptconv.options.table import Options
 from ckptconv.plan import Data
 from ckptconv.process import is_forkable, settled
-from ckptconv.storage.files import is_far
-from ckptconv.storage.packed import SpoolingReaders
+from ckptconv.storage.files import Readers, is_far
 from ckptconv.storage.progress import Progress
 from ckptconv.storage.reading import Sources
 from ckptconv.storage.stores import reached
@@ -158,7 +157,7 @@ def compare(
     memory = options.buffers(far)
     unit = min(UNIT, max(memory // jobs // _BUFFERS, _LEAST_UNIT))
     jobs = min(jobs, max(memory // (_BUFFERS * unit), 1))
-    with settled(), SpoolingReaders(dict(options.storage_options), options.spool_dir) as readers:
+    with settled(), Readers(dict(options.storage_options), options.spool_dir) as readers:
         readers.expect(packed(tensor for pair in pairs for tensor in (pair.one, pair.other)))
         # A conversion keeps the other half for uploads.
         comparing = _Comparing(readers, unit, jobs, memory // 2 if far else 0, tolerance, progress, encoder, measure)
@@ -289,7 +288,7 @@ class _Comparing:
 
     def __init__(
         self,
-        readers: SpoolingReaders,
+        readers: Readers,
         unit: int,
         jobs: int,
         ahead: int,

@@ -19,8 +19,9 @@ from ckptconv.pickles.children import walk
 from ckptconv.pickles.vocabulary import WHOLE_TREES
 from ckptconv.plan import Input
 from ckptconv.storage import LOCAL_SIGNATURE
+from ckptconv.storage.files import Readers
 from ckptconv.storage.location import Location
-from ckptconv.storage.packed import SpoolingReaders, check_ratio
+from ckptconv.storage.packed import check_ratio
 from ckptconv.storage.reading import Reader
 from ckptconv.storage.tar_header import is_tar
 from ckptconv.tensors.lazy import LazyTensor
@@ -49,7 +50,7 @@ def read(place: Location, wanted: Wanted) -> Source:
         if reader.read_at(0, min(len(_GZIP), reader.file.size)) != _GZIP:
             return _read(place, wanted, reader)
         packed = _unpacked(reader)
-    with SpoolingReaders(place.options) as readers, readers.open(packed) as within:
+    with Readers(place.options) as readers, readers.open(packed) as within:
         source = _read(place, wanted, within)
     note = (
         f"{place} is compressed: it was unpacked once to read its contents, and is unpacked again for the conversion."

@@ -15,8 +15,7 @@ from ckptconv.errors import FailedError
 from ckptconv.options.table import Options
 from ckptconv.outputs.planning import Output
 from ckptconv.plan import Input
-from ckptconv.storage.files import check_unchanged, is_far, is_held, look
-from ckptconv.storage.packed import SpoolingReaders
+from ckptconv.storage.files import Readers, check_unchanged, is_far, is_held, look
 from ckptconv.storage.paths import basename, is_remote
 from ckptconv.storage.progress import Progress, on_file
 from ckptconv.storage.reading import Range, Sources
@@ -66,7 +65,7 @@ def digested(
     files = files_in(inputs)
     digests: dict[File, str] = {}
     on_file(progress, _DIGESTING)
-    with SpoolingReaders(dict(options.storage_options), options.spool_dir) as readers:
+    with Readers(dict(options.storage_options), options.spool_dir) as readers:
         # The largest first, so that no thread is left alone with it.
         near = sorted((file for file in files if not is_far(file.path)), key=lambda file: -file.size)
         jobs = max(min(options.jobs or min(os.cpu_count() or 1, _MOST_JOBS), len(near)), 1)

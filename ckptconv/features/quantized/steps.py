@@ -20,7 +20,7 @@ from ckptconv.features.quantized.quantize import fits
 from ckptconv.features.reporting.quantized import Quantization, Steps
 from ckptconv.options.table import Options
 from ckptconv.plan import Data
-from ckptconv.storage.packed import SpoolingReaders
+from ckptconv.storage.files import Readers
 from ckptconv.tensors import kernels
 from ckptconv.tensors.compare import place_of
 from ckptconv.tensors.computing import Axis, Tiled
@@ -88,7 +88,7 @@ def measured(pairs: Mapping[Any, Pair], options: Options, count: Count) -> dict[
     """Return for each of `pairs`, of which one side is quantized, how far they are apart in steps."""
     steps: dict[Any, Steps] = {}
     whole: dict[Any, tuple[Pair, str]] = {}
-    with SpoolingReaders(dict(options.storage_options), options.spool_dir) as readers:
+    with Readers(dict(options.storage_options), options.spool_dir) as readers:
         readers.expect(packed(side for pair in pairs.values() for side in (pair.one, pair.other)))
         worker = Worker(readers, None, 1 << 20)
         for key, pair in pairs.items():

@@ -19,7 +19,7 @@ from ckptconv.pickles.nodes import Composite
 from ckptconv.plan import Input
 from ckptconv.storage import strict_json
 from ckptconv.storage.coalesce import DESCRIPTIONS, max_gap
-from ckptconv.storage.packed import SpoolingReaders
+from ckptconv.storage.files import Readers
 from ckptconv.structure import parted
 from ckptconv.tensors import casting
 from ckptconv.tensors.dtypes import DTYPES
@@ -221,7 +221,7 @@ def read_small(tensors: Mapping[str, LazyTensor], storage_options: Mapping[str, 
             near.setdefault(plain.file, []).append((plain.offset, plain.offset + plain.nbytes, name))
         else:
             data_of[name] = first_bytes(plain, plain.nbytes, storage_options)[0]
-    with SpoolingReaders(dict(storage_options)) as readers:
+    with Readers(dict(storage_options)) as readers:
         for file, spans in near.items():
             spans.sort()
             with readers.reading(file) as reader:

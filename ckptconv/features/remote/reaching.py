@@ -13,8 +13,8 @@ from ckptconv.features.remote.stores import at, meant
 if TYPE_CHECKING:
     from ckptconv.features.remote.prefetch import Prefetch, Task
     from ckptconv.features.remote.staging import UploadStaging
+    from ckptconv.storage.files import Readers
     from ckptconv.storage.location import Location
-    from ckptconv.storage.packed import SpoolingReaders
     from ckptconv.storage.reading import Range
 
 __all__ = ["RemoteReader", "at", "listing", "look"]
@@ -47,7 +47,7 @@ def check_writable(url: str, options: Mapping[str, Any] | None = None) -> None:
     uploads.check_writable(url, options)
 
 
-def prefetching(readers: SpoolingReaders, needs: Callable[[Task], Iterable[Range]], **settings: Any) -> Prefetch[Task]:
+def prefetching(readers: Readers, needs: Callable[[Task], Iterable[Range]], **settings: Any) -> Prefetch[Task]:
     """Return readers that fetch the ranges of coming tasks."""
     from ckptconv.features.remote.prefetch import Prefetch
 

@@ -14,8 +14,7 @@ from ckptconv.options.table import Options
 from ckptconv.plan import Data, FilePlan, Plan
 from ckptconv.process import settled
 from ckptconv.publish.jobs import packed_in
-from ckptconv.storage.files import is_far
-from ckptconv.storage.packed import SpoolingReaders
+from ckptconv.storage.files import Readers, is_far
 from ckptconv.storage.progress import Progress
 from ckptconv.storage.writing import Writer
 from ckptconv.tensors.lazy import LazyTensor
@@ -53,7 +52,7 @@ def read_through(
     Return the bytes read. Raise CorruptError for a checksum that differs."""
     plan = FilePlan("", sum(part.nbytes for part in parts), tuple(parts))
     options = Options()
-    with settled(), SpoolingReaders(dict(storage_options)) as readers:
+    with settled(), Readers(dict(storage_options)) as readers:
         packed = packed_in([Plan((plan,), "")])
         if packed:
             readers.expect(packed)

@@ -20,7 +20,7 @@ from ckptconv.options.option import checked
 from ckptconv.options.table import Options
 from ckptconv.plan import MAX_GROWTH, ROOM_TO_GROW
 from ckptconv.process import peak_rss
-from ckptconv.storage.packed import SpoolingReaders
+from ckptconv.storage.files import Readers
 from ckptconv.storage.paths import Paths, listed
 from ckptconv.storage.progress import Progress, counter, shown
 from ckptconv.tensors.float_formats import numpy_module
@@ -159,7 +159,7 @@ def check(
     _check_size(rows)
     if on_total:
         on_total(rows.tensor.nbytes)
-    with SpoolingReaders(dict(chosen.storage_options), chosen.spool_dir) as readers:
+    with Readers(dict(chosen.storage_options), chosen.spool_dir) as readers:
         _Checking(rows, keys, layout, report, readers, global_id_offset, bucket_size).run(counter(progress))
         report.bytes_read += readers.bytes_unpacked
     if report.unused:
@@ -211,7 +211,7 @@ class _Checking:
         keys: LazyTensor,
         layout: RowLayout,
         report: CheckReport,
-        readers: SpoolingReaders,
+        readers: Readers,
         asked_offset: int | None,
         bucket_size: int | None,
     ) -> None:

@@ -18,7 +18,7 @@ from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.planning import Output
 from ckptconv.publish.publish import Verifier
-from ckptconv.storage.packed import SpoolingReaders
+from ckptconv.storage.files import Readers
 from ckptconv.storage.progress import Progress
 from ckptconv.tensors.lazy import Equal
 from ckptconv.tensors.moves import BLOCK
@@ -58,7 +58,7 @@ def _made(output: Output, places: Sequence[Mapping[str, str] | None], options: O
 def _compare(pairs: Iterator[Equal], output: Output, options: Options, progress: Progress) -> int:
     """Return the number of bytes compared. Raise DifferenceError for the first block in which two tensors differ."""
     compared = 0
-    with SpoolingReaders(dict(options.storage_options), options.spool_dir) as readers:
+    with Readers(dict(options.storage_options), options.spool_dir) as readers:
         evaluator = Evaluator(readers)
         for name, before, after in pairs:
             for start in range(0, max(before.nbytes, after.nbytes), BLOCK):

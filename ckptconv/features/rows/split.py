@@ -25,7 +25,7 @@ from ckptconv.outputs.targets import Target, nearest_directory, resolve_output
 from ckptconv.plan import Checked, FilePlan
 from ckptconv.publish.producing import produce
 from ckptconv.result import Report
-from ckptconv.storage.packed import SpoolingReaders
+from ckptconv.storage.files import Readers
 from ckptconv.storage.paths import Paths, basename, listed, normalize
 from ckptconv.storage.progress import counter, shown
 from ckptconv.tensors.kernels import is_zero
@@ -127,7 +127,7 @@ def _has_padding(table: RowTable, layout: RowLayout, options: Options) -> bool:
     if pad is None or not rows:
         return False
     first = Narrow(pad, 0, 0, rows)
-    with SpoolingReaders(dict(options.storage_options), options.spool_dir) as readers:
+    with Readers(dict(options.storage_options), options.spool_dir) as readers:
         reader = TensorReader(first, readers, 2 * max(_LOOK, first.nbytes))
         return not is_zero(reader.read(0, first.nbytes))
 

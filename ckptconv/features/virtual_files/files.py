@@ -28,9 +28,8 @@ from ckptconv.outputs.planning import planned
 from ckptconv.outputs.targets import Target
 from ckptconv.plan import Data, FilePlan, Literal
 from ckptconv.process import no_garbage
-from ckptconv.storage.files import is_held
+from ckptconv.storage.files import Readers, is_held
 from ckptconv.storage.location import Location
-from ckptconv.storage.packed import SpoolingReaders
 from ckptconv.storage.paths import normalize
 from ckptconv.storage.reading import REQUESTS
 from ckptconv.tensors.casting import is_decoded
@@ -133,7 +132,7 @@ class VirtualFiles(Mapping[str, VirtualFile]):
             for name, file in sorted(opened.companions.items())
             if name not in names
         ]
-        self._readers = SpoolingReaders(known, chosen.spool_dir)
+        self._readers = Readers(known, chosen.spool_dir)
         self._files = {file.name: self._file(file, known) for file in (*files, *copies)}
 
     def _file(self, file: FilePlan, options: dict[str, Any]) -> VirtualFile:

@@ -29,7 +29,7 @@ from ckptconv.conversion import convert
 from ckptconv.errors import CorruptError, FailedError, LimitError
 from ckptconv.features.compressed import unpacking
 from ckptconv.formats.torch.file import read_torch
-from ckptconv.storage.packed import SpoolingReaders
+from ckptconv.storage.files import Readers
 from ckptconv.tensors.moves import File, Packed
 
 
@@ -97,14 +97,14 @@ def test_a_copy_of_the_process_unpacks_into_a_file_of_its_own(tmp_path: Path) ->
         packed = Packed(File(str(path), len(data)), 0, len(data), zlib.crc32(content), "deflate")
         files.append(File(f"{n} unpacked", len(content), "", packed))
 
-    def read(readers: SpoolingReaders, n: int, start: int, stop: int) -> bool:
+    def read(readers: Readers, n: int, start: int, stop: int) -> bool:
         buffer = bytearray(stop - start)
         with readers.reading(files[n]) as reader:
             reader.fill(start, [memoryview(buffer)])
         return buffer == contents[n][start:stop]
 
     waiting, going = os.pipe()
-    with SpoolingReaders() as readers:
+    with Readers() as readers:
         assert read(readers, 0, 0, 500)
         assert readers.unpacked() == files[0].stored.size
         pid = os.fork()
@@ -353,7 +353,7 @@ def packed_file(content: bytes, path: Path) -> File:
 def test_what_was_read_makes_room_for_what_comes(tmp_path: Path) -> None:
     files = {packed_file(bytes([fill]) * MIB, tmp_path / str(fill)): fill for fill in range(5)}
     before = spooled(os.getpid())
-    with SpoolingReaders(directory=str(tmp_path)) as readers:
+    with Readers(directory=str(tmp_path)) as readers:
         for file, fill in [*files.items(), *files.items()]:
             with readers.reading(file) as reader:
                 for at in range(0, MIB, MIB // 4):
@@ -378,7 +378,7 @@ def test_what_is_read_once_without_a_checksum_is_unpacked_where_it_is_wanted(
     most_kept, unpacking.MOST_KEPT = unpacking.MOST_KEPT, data.draw(st.sampled_from([2, 64]))
     written = 0
     try:
-        with SpoolingReaders(directory=str(tmp_path_factory.getbasetemp())) as readers:
+        with Readers(directory=str(tmp_path_factory.getbasetemp())) as readers:
             readers.expect({file: len(content)})
             write_at = readers.spool.write_at
 
@@ -404,7 +404,7 @@ def test_many_threads_unpack_a_storage_once(tmp_path: Path) -> None:
     content = numbers(torch.uint8, 3 * MIB).numpy().tobytes()
     file = packed_file(content, tmp_path / "packed")
     wrong: list[int] = []
-    with SpoolingReaders(directory=str(tmp_path)) as readers:
+    with Readers(directory=str(tmp_path)) as readers:
 
         def read(start: int) -> None:
             for at in range(start, len(content), 5 * 99_991):

@@ -24,7 +24,7 @@ from ckptconv.errors import CorruptError
 from ckptconv.features.joining.names import MAX_VALUE
 from ckptconv.formats.detect import open_source
 from ckptconv.plan import Data, FilePlan
-from ckptconv.storage.packed import SpoolingReaders
+from ckptconv.storage.files import Readers
 from ckptconv.storage.writing import Writer
 from ckptconv.tensors.lazy import LazyTensor
 
@@ -45,7 +45,7 @@ class _Hashing(Writer):
 
 def sha256(tensor: LazyTensor) -> str:
     writer = _Hashing()
-    with SpoolingReaders() as readers:
+    with Readers() as readers:
         carry_out(FilePlan("", tensor.nbytes, (Data(0, tensor, ""),)), writer, readers, jobs=1, memory=1 << 20)
     return writer.digest.hexdigest()
 

@@ -31,7 +31,7 @@ from ckptconv.engine.execute import carry_out
 from ckptconv.features.dcp import archive_templates
 from ckptconv.formats.detect import open_source
 from ckptconv.plan import Data, FilePlan
-from ckptconv.storage.packed import SpoolingReaders
+from ckptconv.storage.files import Readers
 from ckptconv.storage.writing import Writer
 from ckptconv.tensors.lazy import LazyTensor
 
@@ -53,7 +53,7 @@ class _Collecting(Writer):
 
 def content(tensor: LazyTensor, memory: int = 1 << 20) -> bytes:
     writer = _Collecting(tensor.nbytes)
-    with SpoolingReaders() as readers:
+    with Readers() as readers:
         carry_out(FilePlan("", tensor.nbytes, (Data(0, tensor, ""),)), writer, readers, jobs=1, memory=memory)
     return bytes(writer.data)
 
@@ -166,7 +166,7 @@ def test_columns_are_written_in_bands_and_not_row_by_row(tmp_path: Path) -> None
     writer = _Collecting(found.nbytes)
     plan = FilePlan("", found.nbytes, (Data(0, found, ""),))
     reads = []
-    with SpoolingReaders() as readers:
+    with Readers() as readers:
         carry_out(
             plan, writer, readers, jobs=1, memory=1 << 20, seen=lambda file, source, data: reads.append(len(data))
         )
