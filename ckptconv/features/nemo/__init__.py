@@ -8,4 +8,4 @@ from __future__ import annotations
 
 PAGES = ()
 # Features that this one builds on: without them, it is gone too.
-NEEDS = ("modules", "tar")
+NEEDS = ("compressed", "modules", "tar")

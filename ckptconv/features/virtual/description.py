@@ -341,9 +341,8 @@ def _packed(entry: dict[str, Any], name: str, size: int, sources: Sequence[File]
     index, offset, nbytes = (
         count_of(entry.get(key), f"{key!r} of {name[:100]!r}") for key in ("in", "offset", "nbytes")
     )
-    known = unpacking(name[:100]).UNPACKING
     crc, method = entry.get("crc"), text_of(entry.get("method"), f"the method of {name[:100]!r}")
-    if index >= len(sources) or _packings_of(sources[index]) >= _MOST_PACKED or method not in known:
+    if index >= len(sources) or _packings_of(sources[index]) >= _MOST_PACKED:
         raise ValueError(f"{name[:100]!r} uses an unknown compression")
     if crc is not None:
         count_of(crc, f"the checksum of {name[:100]!r}")
@@ -353,6 +352,8 @@ def _packed(entry: dict[str, Any], name: str, size: int, sources: Sequence[File]
         check_ratio(name, nbytes, size)
     if method == "overwriting" and size > _MOST_OVERWRITTEN:
         raise ValueError(f"{name[:100]!r} has the size {size}")
+    if method not in unpacking(name[:100]).UNPACKING:
+        raise ValueError(f"{name[:100]!r} uses the unknown compression {method[:100]!r}")
     return File(name, size, "", Packed(sources[index], offset, nbytes, crc, method))
 
 

@@ -10,7 +10,6 @@ import random
 import shutil
 import threading
 import tracemalloc
-import zipfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -399,18 +398,6 @@ def test_an_attack_is_unsafe(tmp_path: Path) -> None:
     with ckptconv.open(tmp_path / "x.pt", inert=True) as ck:
         assert ck["a"][0] == 1
     assert not (tmp_path / "canary").exists()
-
-
-def test_packed_tensors_are_unpacked_once(tmp_path: Path) -> None:
-    torch.save({"a": MATRIX}, tmp_path / "x.pt")
-    with zipfile.ZipFile(tmp_path / "x.pt") as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
-    with zipfile.ZipFile(tmp_path / "x.pt", "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in members.items():
-            archive.writestr(name, data)
-    with ckptconv.open(tmp_path / "x.pt") as ck:
-        assert torch.equal(ck["a"][5:9, 3], MATRIX[5:9, 3])
-        assert torch.equal(ck["a"].torch(), MATRIX)
 
 
 def test_metadata_is_what_a_conversion_writes(tmp_path: Path) -> None:

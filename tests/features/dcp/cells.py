@@ -16,7 +16,7 @@ from ckptconv.cli import registered
 from ckptconv.outputs.kinds import KINDS as _KINDS
 
 from .attacks import FILES
-from .cases import DCP, checkpoint_of
+from .cases import CASES, DCP, checkpoint_of
 
 ATTACKS = FILES
 NESTED = checkpoint_of("fsdp2_w2_nested")
@@ -107,7 +107,7 @@ _COMMANDS: tuple[tuple[str, ...], ...] = (
     ("convert", "all", "again", "--max-shard-size", "10KB", "--json"),
 )
 # Checkpoints of the golden set, and the commands for each.
-CHECKPOINTS = [(f"dcp/{case.name}", case / "checkpoint", _COMMANDS) for case in sorted(DCP.iterdir())]
+CHECKPOINTS = [(f"dcp/{case.name}", case / "checkpoint", _COMMANDS) for case in CASES.values()]
 
 
 def _fuzzed(chance: random.Random, place: Path) -> str:
@@ -143,13 +143,13 @@ COPYING = [["dcp2safetensors", NESTED, "dcp", "--max-shard-size", "1KB"]]
 SERVED = {"dcp": checkpoint_of("hsdp_2x2")}
 # Checkpoints, and what torch makes of them; and one whose entries are compressed.
 EQUAL = [(checkpoint_of(case), DCP / case / "expected.pt") for case in ("fsdp2_w2_nested", "tp_fsdp_2x2")]
-COMPRESSED = [DCP / "zstd_w2"]
+COMPRESSED = [path for name, path in CASES.items() if name == "zstd_w2"]
 # What is asked of a store: the command, the checkpoint, its name there, and that of the output.
 ASKED = [("dcp2safetensors", checkpoint_of("fsdp2_w4_bf16"), "dcp", "joined")]
 # Sources of faults that verify finds.
 SOURCES_OF_FAULTS = {name: checkpoint_of(name) for name in ("tp_fsdp_2x2", "dtensor_noncontig_w2")}
 # Checkpoints that are opened, and read as their conversions.
-OPENED = sorted(path for path in DCP.glob("*/checkpoint") if path.is_dir())
+OPENED = [path for path in map(checkpoint_of, CASES) if path.is_dir()]
 
 
 def _saved(state_of: Callable[[int], dict[str, torch.Tensor]], step: Path, seed: int) -> Sequence[str]:

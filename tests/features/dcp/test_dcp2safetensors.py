@@ -14,7 +14,8 @@ from cells import looking, of_features
 from checkpoints import bits, ckptconv_here, done
 from compare import assert_same
 from effort import every
-from features.dcp.cases import DCP, checkpoint_of, converted, expected_of, refused
+from features.dcp.cases import CASES as DIRECTORIES
+from features.dcp.cases import checkpoint_of, converted, expected_of, refused
 from reading import state_in, state_of
 from safetensors.torch import load_file
 
@@ -28,7 +29,7 @@ from ckptconv.storage.files import Readers
 from ckptconv.storage.writing import Writer
 from ckptconv.tensors.lazy import LazyTensor
 
-CASES = sorted(path.name for path in DCP.iterdir())
+CASES = list(DIRECTORIES)
 # Their dtypes are stored under others by safetensors.
 EXOTIC = "leaves_nodist"
 
@@ -103,9 +104,9 @@ def test_the_model_is_converted_under_its_own_names(case: str, tmp_path: Path) -
     done(ckptconv_here("verify", checkpoint_of(case), output))
 
 
-@every("case", [case for case in CASES if (DCP / case / "expected.pt").exists() and case != "noflatten_nodist"])
+@every("case", [case for case in CASES if (DIRECTORIES[case] / "expected.pt").exists() and case != "noflatten_nodist"])
 def test_the_whole_nested_state_comes_back_as_torch_loads_it(case: str, tmp_path: Path) -> None:
-    expected = torch.load(DCP / case / "expected.pt", weights_only=False)
+    expected = torch.load(DIRECTORIES[case] / "expected.pt", weights_only=False)
     # What holds a tensor was pickled as a whole, and objects of classes that are not known stay inert.
     if case == EXOTIC:
         del expected["nest"]["tuple_t"]
@@ -154,7 +155,7 @@ def test_the_optimizer_is_written_by_parameter(tmp_path: Path) -> None:
     found = {f"optim.state.{name}": described(tensor) for name, tensor in load_file(states).items()}
     assert found == {name: tensor for name, tensor in expected.items() if name.startswith("optim.")}
     tree = state_in(states)
-    saved = torch.load(DCP / "fsdp2_w2_nested" / "expected.pt", weights_only=False)["optim"]
+    saved = torch.load(DIRECTORIES["fsdp2_w2_nested"] / "expected.pt", weights_only=False)["optim"]
     assert_alike(tree["param_groups"], saved["param_groups"])
     assert_alike(tree["state"], saved["state"])
 

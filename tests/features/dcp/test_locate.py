@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ from stores import FAR
 from torch.distributed._shard.sharded_tensor import metadata as sharded_metadata
 
 import ckptconv
-from ckptconv.features.dcp import entries
 from ckptconv.formats.detect import open_source
 
 
@@ -118,7 +116,7 @@ def test_a_model_in_one_file_is_not_mistaken_for_what_lies_below_it(tmp_path: Pa
 
 
 @FAR
-@every("case", ["fsdp2_w2_nested", "hf_sharded_w2", "zstd_w2", "safetensors_fmt_w2"])
+@every("case", ["fsdp2_w2_nested", "hf_sharded_w2", "safetensors_fmt_w2"])
 def test_a_checkpoint_far_away(case: str, tmp_path: Path) -> None:
     far = fsspec.filesystem("memory")
     for path in checkpoint_of(case).iterdir():
@@ -530,60 +528,6 @@ def test_a_rank_s_second_chunk_that_torch_has_lost(tmp_path: Path) -> None:
     spoilt = data[:at] + data[at:].replace(b"[5, 0]", b"[0, 5]").replace(b"[3, 0]", b"[0, 3]")
     (directory / "__1_0.distcp").write_bytes(spoilt)
     assert "saves only the last one." in refused(directory, tmp_path / "out.safetensors", 4)
-
-
-# ----------------------------------------------------------------------------------------------------------- compressed
-
-
-def _packed(tensor: torch.Tensor, **options: Any) -> Checkpoint:
-    zstandard = pytest.importorskip("zstandard")
-    checkpoint = Checkpoint(pack=zstandard.ZstdCompressor(**options).compress, descriptors=["stream.zstd/1"])
-    checkpoint.add(("model", "w"), tensor, shards(tuple(tensor.shape), 1, 2))
-    checkpoint.add_value(("epoch",), list(range(40_000)))
-    return checkpoint
-
-
-@every("rows", [2, 40_000])
-def test_packed_entries_are_unpacked_on_the_way(rows: int, tmp_path: Path) -> None:
-    tensor = torch.arange(rows * 8, dtype=torch.float32).reshape(rows, 8)
-    directory = _packed(tensor).write(tmp_path / "c")
-    converted(directory, tmp_path / "out.safetensors", "--checksum")
-    assert torch.equal(load_file(tmp_path / "out.safetensors")["w"], tensor)
-    assert state_of(directory, key=".")["epoch"] == list(range(40_000))
-
-
-def test_packed_entries_that_are_damaged(tmp_path: Path) -> None:
-    generator = torch.Generator().manual_seed(0)
-    tensor = torch.randint(0, 1 << 30, (4000, 8), generator=generator, dtype=torch.int32)
-    checkpoint = _packed(tensor)
-    for offset in (0, 40, 30_000, 60_000):
-        data = bytearray(checkpoint.files["__1_0.distcp"])
-        data[offset] ^= 4
-        directory = checkpoint.write(tmp_path / "c")
-        (directory / "__1_0.distcp").write_bytes(data)
-        refused(directory, tmp_path / "out.safetensors", 4)
-
-
-def test_packed_entries_that_unpack_to_more_than_they_can_be(tmp_path: Path) -> None:
-    zstandard = pytest.importorskip("zstandard")
-    checkpoint = Checkpoint(pack=lambda data: zstandard.compress(data + bytes(1 << 24)), descriptors=["stream.zstd/1"])
-    checkpoint.add(("model", "w"), torch.ones(2))
-    assert "unpacks to more" in refused(checkpoint.write(tmp_path / "c"), tmp_path / "out.safetensors", 4)
-
-
-def test_packed_entries_that_unpack_to_very_much_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Metadata may tell of terabytes of zeros, which take kilobytes, and hours to unpack."""
-    tensor = torch.zeros(1 << 20, 8)
-    directory = _packed(tensor).write(tmp_path / "c")
-    converted(directory, tmp_path / "sound.safetensors")
-    monkeypatch.setattr(entries, "ROOM_TO_GROW", 1 << 20)
-    assert "unpacks to more" in refused(directory, tmp_path / "out.safetensors", 4)
-
-
-def test_the_package_that_unpacks_is_named_where_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    directory = copy_of("zstd_w2", tmp_path)
-    monkeypatch.setitem(sys.modules, "zstandard", None)
-    assert "pip install 'ckptconv[zstd]'" in refused(directory, tmp_path / "out.safetensors", 5)
 
 
 def test_an_unknown_transform(tmp_path: Path) -> None:

@@ -31,16 +31,6 @@ class TestNpz(FormatSuite):
             return {name: torch.from_numpy(arrays[name]) for name in arrays}
 
 
-class TestDeflated(TestNpz):
-    command = "pt2safetensors"
-
-    def write(self, place: Path) -> Path:
-        chance = np.random.default_rng(0)
-        noise = {name: array + chance.random(array.shape, np.float32) for name, array in ARRAYS.items()}
-        np.savez_compressed(place / "model.npz", **noise)
-        return place / "model.npz"
-
-
 def test_every_order_and_dtype_comes_out(tmp_path: Path) -> None:
     kinds = ["?", "b", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", ">i2", ">f4", ">c8"]
     arrays = {kind: np.arange(12).reshape(3, 4).astype(kind) for kind in kinds}

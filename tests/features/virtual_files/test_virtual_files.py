@@ -16,7 +16,6 @@ import sys
 import tempfile
 import threading
 import time
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "torch in shards": ("model.pt", SHARDED),
     "torch in bfloat16, in shards": ("model.pt", {**SHARDED, "dtype": "bf16"}),
     "nested": ("nested.pt", {"max_shard_size": 3000}),
-    "compressed": ("packed.pt", {}),
 }
 
 
@@ -70,15 +68,7 @@ def place() -> Path:
     torch.save(a_model(), directory / "model.pt")
     nested = {"model": {"a": torch.arange(999), "b": torch.ones(7, 70).t()}, "step": 3, "list": [torch.zeros(800)]}
     torch.save(nested, directory / "nested.pt")
-    repack(directory / "nested.pt", directory / "packed.pt")
     return directory
-
-
-def repack(source: Path, target: Path) -> None:
-    """Write a zip archive again, compressed."""
-    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as new:
-        for entry in old.infolist():
-            new.writestr(entry.filename, old.read(entry))
 
 
 @functools.cache

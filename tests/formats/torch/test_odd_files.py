@@ -89,7 +89,6 @@ ARCHIVES: dict[str, bytes] = {
     "more members": repacked(SOUND, lambda parts: [*parts, Member("archive/readme.txt", b"hello")]),
     "padding in front of the data": repacked(SOUND, each(local_extra=b"FB\x3c\0" + bytes(60))),
     "a deflated pickle": repacked(SOUND, deflated("data.pkl")),
-    "deflated storages": repacked(SOUND, deflated("/data/")),
     "records of zip64": wide(members(pickled(mapped(text("a"), tensor())))),
     "numbers for keys": saved({1: torch.ones(2), (1, 2): torch.zeros(3)}),
     "a pickle in the words of Python 2": zipped(members(pickled(mapped(

@@ -1,0 +1,29 @@
+"""What is made of deflated archives, without being written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from features.compressed.test_compressed import deflated
+
+import ckptconv
+from ckptconv.features.virtual_files.files import VirtualFiles
+from ckptconv.formats.registered import DESCRIBING
+
+
+def test_any_range_is_that_of_the_file(tmp_path: Path) -> None:
+    tree = {"a": torch.arange(999), "b": torch.ones(7, 70).t(), "c": torch.zeros(800)}
+    torch.save(tree, tmp_path / "plain.pt")
+    source, output = deflated(tmp_path / "plain.pt", tmp_path / "packed.pt"), tmp_path / "out.safetensors"
+    ckptconv.convert(source, output, fsync=False)
+    expected = output.read_bytes()
+    places = [source]
+    for suffix in DESCRIBING:
+        places.append(tmp_path / f"described{suffix}")
+        ckptconv.convert(source, places[-1], fsync=False)
+    for place in places:
+        with VirtualFiles(place) as files:
+            (name,) = [name for name in files if name.endswith(".safetensors")]
+            for start in range(0, len(expected), 1001):
+                assert files.read_bytes(name, start, start + 1500) == expected[start : start + 1500]
