@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.features.factors.low_rank import DEEP, added, lengthened, rounded
 from ckptconv.tensors.casts import cast as cast_into
-from ckptconv.tensors.computing import MOST_NEEDED, Tile, Tiled, Tiling
+from ckptconv.tensors.computing import MOST_NEEDED, Axis, Tile, Tiled, Tiling
 from ckptconv.tensors.dtypes import DTYPES, SUMMED
 from ckptconv.tensors.float_formats import numpy_module
+from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.tensors.moves import Cast
 from ckptconv.tensors.tile_kernels import TileMaker
 
@@ -52,6 +53,22 @@ class LowRank(NamedTuple):
     def tiling(self) -> Tiling:
         """The way to cut and cast tiles."""
         return _PRODUCTS
+
+
+def with_product(
+    base: LazyTensor,
+    left: LazyTensor,
+    right: LazyTensor,
+    *times: LazyTensor,
+    scale: float = 1.0,
+    turned: bool = False,
+) -> Tiled:
+    """Return `base` plus the product of two factors times `scale`, transposed if `turned`, as float64. `times` is the
+    fourth part of a `LowRank`."""
+    rows, columns = (1, 0) if turned else (0, 1)
+    axes = (Axis(0), Axis(1)), (Axis(rows), Axis(0, 0)), (Axis(0, 0), Axis(columns)), (Axis(columns),)
+    parts = (base, left, right, *times)
+    return Tiled(parts, axes[: len(parts)], LowRank(scale), DTYPES["float64"], base.shape, (0, 0))
 
 
 class Magnitude(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, S
 from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.features.factors.kernels import MOST_COLUMNS, MOST_RANK, LowRank, Magnitude
+from ckptconv.features.factors.kernels import MOST_COLUMNS, MOST_RANK, Magnitude, with_product
 from ckptconv.features.merge.files import Adapter, factor, settled
 from ckptconv.features.merge.memory import InFiles
 from ckptconv.features.merge.peft import PREFIX, Factors, Module, parsed, unknown
@@ -362,7 +362,7 @@ class _Work:
                 memory,
                 place,
                 (left.shape[0], right.shape[1]),
-                lambda base, start, count: _added(base, _rows(left, start, count), right, scale, False),
+                lambda base, start, count: with_product(base, _rows(left, start, count), right, scale=scale),
             )
             return
         name = place.names[0]
@@ -376,7 +376,7 @@ class _Work:
         turned = self._is_turned(module, pair, name, base)
         if (shape[::-1] if turned else shape) != base.shape:
             raise self._other_shape(name, shape, name)
-        product = _added(base, left, right, scale, turned)
+        product: LazyTensor = with_product(base, left, right, scale=scale, turned=turned)
         if parts.lengths is not None:
             product = self._with_lengths(name, product, parts.lengths, turned)
         self._put(name, product)
@@ -432,12 +432,11 @@ class _Work:
         if (left.shape[0], *right.shape[1:]) != base.shape:
             raise self._other_shape(name, (left.shape[0], *right.shape[1:]), name)
         shape = base.shape[0], base.numel // base.shape[0]
-        matrix = _added(
+        matrix: LazyTensor = with_product(
             View(base, base.dtype, shape),
             View(left, left.dtype, left.shape[:2]),
             View(right, right.dtype, (right.shape[0], shape[1])),
-            scale,
-            False,
+            scale=scale,
         )
         if lengths is not None:
             matrix = self._with_lengths(name, matrix, lengths, False)
@@ -583,7 +582,7 @@ class _Work:
             at = 0
             for name in experts[number]:
                 base = self._now(name)
-                self._put(name, _added(base, _rows(mine, at, base.shape[0]), theirs, scale, False))
+                self._put(name, with_product(base, _rows(mine, at, base.shape[0]), theirs, scale=scale))
                 at += base.shape[0]
         if stack:
             self._put(stack, Concat(tuple(slices)))
@@ -616,7 +615,7 @@ class _Work:
         whole = self._now(stack)
         matrix = sliced(whole, (Span(number, 1, 1), *(Span(0, 1, extent) for extent in whole.shape[1:])))
         inner = whole.shape[1:]
-        changed = _added(View(matrix, matrix.dtype, inner), left, right, scale, turned)
+        changed = with_product(View(matrix, matrix.dtype, inner), left, right, scale=scale, turned=turned)
         return View(changed, changed.dtype, (1, *inner))
 
     # ---- errors
@@ -656,13 +655,6 @@ def _rows(tensor: LazyTensor, start: int, count: int) -> LazyTensor:
 def _wide(tensor: LazyTensor) -> LazyTensor:
     """Return a tensor of floats, cast to float64."""
     return casting.cast(tensor, _F64)
-
-
-def _added(base: LazyTensor, left: LazyTensor, right: LazyTensor, scale: float, turned: bool) -> LazyTensor:
-    """Return `base` plus the product of two factors times `scale`, transposed if `turned`, as float64."""
-    rows, columns = (1, 0) if turned else (0, 1)
-    axes = (Axis(0), Axis(1)), (Axis(rows), Axis(0, 0)), (Axis(0, 0), Axis(columns))
-    return Tiled((base, left, right), axes, LowRank(scale), _F64, base.shape, (0, 0))
 
 
 def _ends(name: str, ends: Sequence[str]) -> bool:

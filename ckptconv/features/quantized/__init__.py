@@ -17,4 +17,5 @@ SCRIPTS = (
     "formats/mlx.py",
     "formats/modelopt.py",
     "formats/quark.py",
+    "formats/rotations.py",
 )

@@ -16,6 +16,7 @@ from ckptconv.features.quantized import dialects, words
 from ckptconv.features.quantized.computing import Dequantize
 from ckptconv.features.quantized.configuration import Configuration
 from ckptconv.features.quantized.dequantize import GivenPart, fits
+from ckptconv.features.quantized.dialects import rotated
 from ckptconv.features.quantized.parts import WEIGHT, groups_of, has_parts, is_telling, unread
 from ckptconv.features.quantized.table import (
     MARK,
@@ -90,6 +91,9 @@ def recognized(tensors: Mapping[str, LazyTensor], config: Configuration, read: R
         if weight is not None:
             weights[name] = weight
             gone.update(weight.parts.values())
+    codes = {name: weight.tensor for name, weight in weights.items()}
+    turned, matrices = rotated.undone(tensors, codes, config.told)
+    gone |= matrices
     bare, unknown = [], []
     modules = {name.removesuffix(WEIGHT): name for name in weights}
     holders = {name.rpartition(".")[0]: name for name in weights if not name.endswith(WEIGHT)}
@@ -118,6 +122,12 @@ def recognized(tensors: Mapping[str, LazyTensor], config: Configuration, read: R
             raise _without_scale(name, tensor)
         elif weights and tensor.numel == 1 and _SCALE.search(name):
             unknown.append(name)
+    for name, plain in turned.items():
+        tensor = tensors.get(name, plain.tensor)
+        stored = weights.get(name) or Weight(tensor, str(tensor.dtype), {"codes": name}, 8 * tensor.nbytes)
+        weights[name] = stored._replace(
+            tensor=plain.tensor, format=f"rotated {stored.format}", parts={**stored.parts, **plain.matrices}
+        )
     return Recognized(weights, frozenset(gone), tuple(bare), tuple(unknown))
 
 

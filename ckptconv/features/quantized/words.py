@@ -11,9 +11,11 @@ Optimizer's `torch/export/quant_utils.py` and `convert_hf_config.py`; GPTQModel'
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
+from ckptconv.errors import UnsupportedError
 from ckptconv.storage.strict_json import OrNull
 
 # The keys of a mapping, and the shapes of their values (`strict_json.check`).
@@ -70,14 +72,19 @@ _WEIGHTS = {
     "block_structure?": OrNull([SIZE]),
     "dynamic?": NOT,
 }
-# Rotations that are in the weights on both sides, or of queries and keys together. Those that are made of other
-# activations are in no weight: vLLM reads them.
+# Rotations: those of "weight_input" and "weight_output" are in the weights; `rotations` undoes those of inputs and
+# outputs. With a gradient, weights have other names.
 _TRANSFORM = {
-    **idle("type randomize requires_grad head_dim precision"),
-    "apply?": [
+    **idle("randomize precision"),
+    "type": frozenset(("hadamard", "random-hadamard", "random-matrix")),
+    "requires_grad?": NOT,
+    "head_dim?": OrNull(SIZE),
+    "apply": [
         {
-            **idle("targets inverse ignore"),
-            "location": frozenset(("weight_input", "weight_output", "q_attn", "k_cache")),
+            "targets": [str],
+            "ignore?": [str],
+            "inverse?": bool,
+            "location": frozenset(("weight_input", "weight_output", "input", "output", "q_attn", "k_cache")),
         }
     ],
 }
@@ -205,6 +212,24 @@ ELSEWHERE: Mapping[str, str] = {
     "spqr": "transformers with SpQR",
     "vptq": "VPTQ",
 }
+
+
+# One character of an expression, which is no quantifier.
+_PLAIN = re.compile(r"(?:[\w\-.^$/]|\\[\w\-.])*")
+
+
+def is_in(expression: str, module: str) -> bool:
+    """Whether a regular expression is found in a name: one of single characters and ".*" takes no more than linear
+    time."""
+    at = 0
+    for piece in expression.split(".*"):
+        if not _PLAIN.fullmatch(piece):
+            raise UnsupportedError(f"The configuration has the expression {expression!r}, which is not read.")
+        match = re.compile(piece).search(module, at)
+        if match is None:
+            return False
+        at = match.end()
+    return True
 
 
 class Statement(NamedTuple):

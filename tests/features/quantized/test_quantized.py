@@ -452,7 +452,7 @@ QUARK: dict[str, Any] = {
     "global_quant_config": {"weight": QUARK_SPEC},
 }
 AWQ: dict[str, Any] = {"quant_method": "awq", "bits": 4, "group_size": 32}
-ROTATED = {"config_groups": {"u": {"type": "hadamard", "apply": [{"targets": ["Linear"], "location": "input"}]}}}
+ROTATED = {"config_groups": {"u": {"type": "hadamard", "apply": [{"targets": ["Linear"], "location": "residual"}]}}}
 UNKNOWN_WORDS: dict[str, tuple[Mapping[str, Any], dict[str, Any]]] = {
     "transform_config": (PACKED, {"transform_config": ROTATED}),
     "sparsity_config": (PACKED, {"sparsity_config": {"format": "sparse-24-bitmask"}}),

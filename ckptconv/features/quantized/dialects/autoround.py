@@ -6,15 +6,13 @@ module, under its name or a regular expression that is searched for in names.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ckptconv.errors import UnsupportedError
 from ckptconv.features.quantized.configuration import Configuration
 from ckptconv.features.quantized.dialects import Dialect, awq
 from ckptconv.features.quantized.table import GPTQ, Format, Sizes
-from ckptconv.features.quantized.words import EVERYWHERE, NOT, idle
+from ckptconv.features.quantized.words import EVERYWHERE, NOT, idle, is_in
 from ckptconv.storage.strict_json import OrNull
 
 _METHODS = ("auto-round", "auto_round", "intel/auto-round")
@@ -47,22 +45,6 @@ _WORDS = {
     "group_size": _GROUP,
     "extra_config?": OrNull({str: {**_SCHEME, "bits?": range(2, 33), "group_size?": _GROUP}}),
 }
-# One character of an expression, which is no quantifier.
-_PLAIN = re.compile(r"(?:[\w\-.^$/]|\\[\w\-.])*")
-
-
-def _is_in(expression: str, module: str) -> bool:
-    """Whether a regular expression is found in a name: one of single characters and ".*" takes no more than linear
-    time."""
-    at = 0
-    for piece in expression.split(".*"):
-        if not _PLAIN.fullmatch(piece):
-            raise UnsupportedError(f"extra_config has {expression!r}, and that expression is not read.")
-        match = re.compile(piece).search(module, at)
-        if match is None:
-            return False
-        at = match.end()
-    return True
 
 
 def _of(*formats: str) -> Callable[[Configuration, str], Iterator[tuple[str, Sizes]]]:
@@ -71,7 +53,7 @@ def _of(*formats: str) -> Callable[[Configuration, str], Iterator[tuple[str, Siz
         if config.method not in _METHODS or packing not in formats:
             return
         module, extra = name.removesuffix(".weight"), config.told.get("extra_config") or {}
-        others = (said for key, said in extra.items() if said and _is_in(key, module))
+        others = (said for key, said in extra.items() if said and is_in(key, module))
         own: Mapping[str, Any] = extra[module] if module in extra else next(others, {})
         bits, size = own.get("bits", config.told["bits"]), own.get("group_size", config.told["group_size"])
         if bits in _BITS[packing] and size:

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ckptconv.features.factors.kernels import MOST_RANK, LowRank
+from ckptconv.features.factors.kernels import MOST_RANK, with_product
 from ckptconv.features.quantized.dialects import Dialect
 from ckptconv.features.quantized.dialects.modelopt_smoothed import NVFP4, of
 from ckptconv.features.quantized.table import FLOATS, TIMES, Format, Part
-from ckptconv.tensors.computing import Axis, Tiled
-from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import LazyTensor, untagged
 
 _ENDINGS = {"left": "svdquant_lora_b", "right": "svdquant_lora_a"}
@@ -34,9 +32,7 @@ def _completed(weight: LazyTensor, given: Mapping[str, LazyTensor]) -> LazyTenso
             f"its factors have the shapes {list(left.shape)} and {list(right.shape)}, it has {list(weight.shape)}"
         )
     times = [untagged(given["times"])] if "times" in given else []
-    axes = ((Axis(0), Axis(1)), (Axis(0), Axis(0, 0)), (Axis(0, 0), Axis(1)), (Axis(1),))
-    parts = (weight, left, right, *times)
-    return Tiled(parts, axes[: len(parts)], LowRank(1.0), DTYPES["float64"], weight.shape, (0, 0))
+    return with_product(weight, left, right, *times)
 
 
 _FORMAT = Format("M K", "e2m1", {**NVFP4, **_FACTORS}, of("NVFP4", "NVFP4_SVD"), scale=TIMES, completed=_completed)
