@@ -37,20 +37,31 @@ LOADING = runpy.run_path(str(ROOT / "scripts/test_megatron.py"))
 IDS = LOADING["IDS"]
 MODELS = ("llama", "qwen3")
 MESHES = ((1, 1, 1), (2, 1, 1), (1, 2, 1))
+# Those of RUN_CONFIG.
 RANK, ALPHA = 4, 6
 # Modules that share a first factor in Megatron-core, by the name of their group.
 JOINED = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "fc1", "up_proj": "fc1"}
 MODULES = (*JOINED, "o_proj", "down_proj")
-RUN_CONFIG = f"""peft:
-  _target_: megatron.bridge.peft.lora.LoRA
-  target_modules: [linear_qkv, linear_proj, linear_fc1, linear_fc2]
-  dim: {RANK}
-  alpha: {ALPHA}
+# The forms of adapters: their class in Megatron-Bridge, and its modules. In the second, each module has a first factor.
+FORMS = {
+    "LoRA": ("lora", "linear_qkv, linear_proj, linear_fc1, linear_fc2"),
+    "CanonicalLoRA": (
+        "canonical_lora",
+        "linear_q, linear_k, linear_v, linear_proj, linear_fc1_up, linear_fc1_gate, linear_fc2",
+    ),
+}
+RUN_CONFIG = """model:
+  tensor_model_parallel_size: {2}
+peft:
+  _target_: megatron.bridge.peft.{0}
+  target_modules: [{1}]
+  dim: 4
+  alpha: 6
   dropout: 0.0
 """
 
 
-def adapter_of(weights: dict[str, torch.Tensor], place: Path) -> dict[str, torch.Tensor]:
+def adapter_of(weights: dict[str, torch.Tensor], place: Path, form: str) -> dict[str, torch.Tensor]:
     """Save an adapter of PEFT with random factors for these weights, and return the weights with it."""
     place.mkdir()
     torch.manual_seed(1)
@@ -62,7 +73,8 @@ def adapter_of(weights: dict[str, torch.Tensor], place: Path) -> dict[str, torch
         if module not in MODULES:
             continue
         left = torch.randn(weight.shape[0], RANK) / 8
-        right = first.setdefault(f"{above}.{JOINED.get(module, module)}", torch.randn(RANK, weight.shape[1]) / 8)
+        group = JOINED.get(module, module) if form == "LoRA" else module
+        right = first.setdefault(f"{above}.{group}", torch.randn(RANK, weight.shape[1]) / 8)
         full = f"base_model.model.{above}.{module}.lora"
         factors |= {f"{full}_A.weight": right.clone(), f"{full}_B.weight": left}
         merged[name] = weight + ALPHA / RANK * (left @ right)
@@ -112,7 +124,7 @@ def without_engine() -> None:
     import_module("megatron.bridge.peft.utils").HAVE_TE = False  # type: ignore[attr-defined]
 
 
-def load(rank: int, world: int, name: str, place: Path, mesh: tuple[int, int, int]) -> None:
+def load(rank: int, world: int, name: str, form: str, place: Path, mesh: tuple[int, int, int]) -> None:
     """Load the model and its adapters on a rank, compare the logits, and save the adapters again."""
     warnings.filterwarnings("ignore")
     store = FileStore(str(place / f"store-{'-'.join(map(str, mesh))}"), world)
@@ -128,7 +140,7 @@ def load(rank: int, world: int, name: str, place: Path, mesh: tuple[int, int, in
     state = dist_checkpointing.load(base, str(place / "run/release"))
     model.load_state_dict({key: value for key, value in state.items() if key in base})
     without_engine()
-    lora = import_module("megatron.bridge.peft.lora").LoRA(dim=RANK, alpha=ALPHA)
+    lora = getattr(import_module(f"megatron.bridge.peft.{FORMS[form][0]}"), form)(dim=RANK, alpha=ALPHA)
     model = lora(model, training=False)
 
     def adapters() -> dict[str, Any]:
@@ -137,45 +149,48 @@ def load(rank: int, world: int, name: str, place: Path, mesh: tuple[int, int, in
         return {key: of for key, of in whole.items() if lora.adapter_key_filter(key) and "_extra_state" not in key}
 
     wanted = adapters()
-    state = dist_checkpointing.load(wanted, str(place / "adapters/iter_0000007"), strict=StrictHandling.RAISE_ALL)
+    step = place / f"adapters-{mesh[0]}/iter_0000007"
+    state = dist_checkpointing.load(wanted, str(step), strict=StrictHandling.RAISE_ALL)
     lost = model.load_state_dict({key: value for key, value in state.items() if key in wanted}, strict=False)
     if (
         not wanted
         or lost.unexpected_keys
         or any(".adapter." in key and "_extra" not in key for key in lost.missing_keys)
     ):
-        raise SystemExit(f"{name} at {mesh}: not all of the adapters were loaded: {lost}")
+        raise SystemExit(f"{name}, {form} at {mesh}: not all of the adapters were loaded: {lost}")
     made = LOADING["computed"](model, rank, world, mesh)
     if made is not None:
         logits, without = (torch.load(place / f"{which}.pt") for which in ("adapted", "logits"))
         differs = (made[..., : logits.shape[-1]] - logits).abs().max().item()
         if not differs < LOADING["CLOSE"] < (logits - without).abs().max().item() / 100:
-            raise SystemExit(f"{name} at {mesh}: the logits differ by {differs}")
+            raise SystemExit(f"{name}, {form} at {mesh}: the logits differ by {differs}")
     again = place / f"again-{'-'.join(map(str, mesh))}/iter_0000008"
     if rank == 0:
         again.mkdir(parents=True)
-        (again / "run_config.yaml").write_text(RUN_CONFIG)
+        (again / "run_config.yaml").write_text(RUN_CONFIG.format(f"{FORMS[form][0]}.{form}", FORMS[form][1], mesh[0]))
     torch.distributed.barrier()
     dist_checkpointing.save(adapters(), str(again))
     torch.distributed.barrier()
 
 
-def run(name: str) -> None:
-    """Prove one model."""
+def run(name: str, form: str) -> None:
+    """Prove one form of adapters of one model."""
     convert = LOADING["convert"]
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
         LOADING["make"](name, place)
         weights = load_file(place / "hf/model.safetensors")
-        torch.save(logits_of(place / "hf", adapter_of(weights, place / "peft")), place / "adapted.pt")
+        torch.save(logits_of(place / "hf", adapter_of(weights, place / "peft", form)), place / "adapted.pt")
         words = ("--map", f"megatron-{name}", "--config", place / "hf/config.json")
         convert(
             "convert", place / "hf", place / "run", "--to", "megatron", *words[:2], "--size", f"_={LOADING['PADDING']}"
         )
-        convert("convert", place / "peft", place / "adapters/iter_0000007", "--to", "megatron", *words, "--verify")
         for mesh in MESHES:
-            world = max(mesh)
-            spawn(load, (world, name, place, mesh), nprocs=world)  # type: ignore[no-untyped-call]
+            world, step = max(mesh), place / f"adapters-{mesh[0]}/iter_0000007"
+            if not step.exists():
+                size = ("--size", f"t={mesh[0]}") if form != "LoRA" else ()
+                convert("convert", place / "peft", step, "--to", "megatron", *words, *size, "--verify")
+            spawn(load, (world, name, form, place, mesh), nprocs=world)  # type: ignore[no-untyped-call]
             saved = place / f"again-{'-'.join(map(str, mesh))}/iter_0000008"
             back = place / f"back-{'-'.join(map(str, mesh))}"
             convert("convert", saved, back, *words, "--verify")
@@ -183,15 +198,13 @@ def run(name: str) -> None:
             config = json.loads((back / "adapter_config.json").read_text())
             if factors.keys() != other.keys() or not all(torch.equal(factors[key], other[key]) for key in factors):
                 raise SystemExit(
-                    f"{name} at {mesh}: the adapter that was saved again is not the one that was converted"
+                    f"{name}, {form} at {mesh}: the adapter that was saved again is not the one that was converted"
                 )
             if (config["r"], config["lora_alpha"], config["target_modules"]) != (RANK, ALPHA, sorted(MODULES)):
-                raise SystemExit(f"{name} at {mesh}: another configuration: {config}")
+                raise SystemExit(f"{name}, {form} at {mesh}: another configuration: {config}")
             step = place / f"like-{'-'.join(map(str, mesh))}/iter_0000009"
             convert("convert", back, step, "--to", "megatron", *words, "--like", saved, "--verify")
-            print(
-                f"{name}: adapters loaded, computed and saved again with {mesh} (tensor, pipeline, expert)", flush=True
-            )
+            print(f"{name}: {form} loaded, computed and saved again with {mesh} (tensor, pipeline, expert)", flush=True)
 
 
 def main() -> None:
@@ -206,7 +219,8 @@ def main() -> None:
     releases = {"megatron-core": megatron.core.__version__, "megatron-bridge": version("megatron-bridge")}
     print(json.dumps({"torch": torch.__version__, **releases}))
     for name in names:
-        run(name)
+        for form in FORMS:
+            run(name, form)
 
 
 if __name__ == "__main__":

@@ -2,21 +2,24 @@
 
 The second factor of an adapter has the rows of the matrix that it adapts: it is laid out like that, with the rank in
 the place of the columns. The first factor has the columns: where Megatron-core joins several matrices, PEFT has a copy
-of it for each.
+of it for each. CanonicalLoRA has both factors for each matrix, as PEFT has them. But it stores the second ones of gate
+and up as if each were both: the halves of each tensor-parallel rank's rows, first the upper halves of all ranks.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ckptconv.errors import UnsupportedError
+from ckptconv.errors import UnsupportedError, UsageError
 from ckptconv.features.maps.chosen import ChosenMap
 from ckptconv.features.maps.file import Map, parse_map
 from ckptconv.features.maps.notation import MapTensor, Rule
-from ckptconv.features.megatron_adapters.names import IN, OUT
+from ckptconv.features.megatron_adapters.names import IN, OUT, PART
+from ckptconv.features.megatron_adapters.training import Trained
+from ckptconv.features.megatron_core.arguments import ADAPTER
 from ckptconv.features.merge.peft import PREFIX
 from ckptconv.text import some
 
@@ -28,20 +31,38 @@ _WEIGHT = ".weight"
 # The matrices that adapters change, of those that a map has.
 _ADAPTED = re.compile(r"decoder\.layers\.\{l\}\.(?:self_attention\.linear_(?:qkv|proj)|mlp\.linear_fc[12])\.weight")
 _RANK = "rank"
+# The size of a map that is the number of tensor-parallel ranks, and the matrices that are stored in halves of each.
+RANKS = "t"
+_HALVED = re.compile(r".+\.mlp\.linear_fc1\.weight")
 
 
-def derived(chosen: ChosenMap, side: str, where: str) -> ChosenMap:
+def derived(chosen: ChosenMap, side: str, where: str, *, apart: bool = False) -> ChosenMap:
     """Return the map of adapters to the names of `side`, in the place of the map of their model, for the adapters at
-    `where`. Raise UnsupportedError for a model whose adapters have none."""
+    `where`: of LoRA, or if they are `apart`, of CanonicalLoRA. Raise UnsupportedError for a model whose adapters have
+    none."""
     if chosen.map.name not in MAPS or chosen.target not in ("", side):
         raise UnsupportedError(
             f"{where} has adapters, for which there is no map {chosen.map.name} to the names of {_PROGRAMS[side]}.",
             f"The maps with one are {some(MAPS, form=str)}.",
         )
-    return replace(chosen, map=of_adapters(chosen.map))
+    return replace(chosen, map=of_adapters(chosen.map, apart=apart))
 
 
-def of_adapters(model: Map) -> Map:
+def with_ranks(chosen: ChosenMap, told: Trained) -> ChosenMap:
+    """Return a map of CanonicalLoRA with the number of tensor-parallel ranks that a training states, if it does. Raise
+    UsageError if another one was given."""
+    ranks = told.ranks
+    if type(ranks) is not int or ranks < 1:
+        return chosen
+    if chosen.sizes.get(RANKS, ranks) != ranks:
+        raise UsageError(
+            f"{told.path} says {ranks} tensor-parallel ranks, but --size says {RANKS}={chosen.sizes[RANKS]}.",
+            f"Leave out --size {RANKS}.",
+        )
+    return replace(chosen, sizes={**chosen.sizes, RANKS: ranks})
+
+
+def of_adapters(model: Map, *, apart: bool = False) -> Map:
     """Return the map of the adapters of a model that has the map `model`, one of `MAPS`."""
     side = model.side(MEGATRON)
     texts = [f"about = {_text(f'Adapters of {model.about}')}", f"source = {_text(model.words.get('source', ''))}"]
@@ -49,6 +70,10 @@ def of_adapters(model: Map) -> Map:
     for rule in model.rules:
         matrices = _matrices(rule, side)
         if matrices:
+            joined, *others = matrices
+            if apart and len(others) > 1:
+                texts += [rule for matrix in others for rule in _of_part(joined, matrix)]
+                continue
             adapted += matrices
             texts += [_first_factor(matrices), _second_factor(matrices)]
     axes = {word for matrix in adapted for axis in matrix.axes for word in axis.split(" ")}
@@ -69,13 +94,24 @@ def _first_factor(matrices: Sequence[MapTensor]) -> str:
     joined, *apart = matrices
     names = [_name(matrix, "lora_A") for matrix in apart]
     copied = "copied = true\n" if len(names) > 1 else ""
-    return f"[[rule]]\n{copied}{MEGATRON} = {_text(_of(joined, IN))}\n{PEFT} = {json.dumps(names)}"
+    return f"[[rule]]\n{copied}{MEGATRON} = {_text(_of(joined, ADAPTER + IN))}\n{PEFT} = {json.dumps(names)}"
 
 
 def _second_factor(matrices: Sequence[MapTensor]) -> str:
     joined, *apart = matrices
     names = [_name(matrix, "lora_B") + _rows(matrix) for matrix in apart]
-    return f"[[rule]]\n{MEGATRON} = {_text(_of(joined, OUT) + _rows(joined))}\n{PEFT} = {json.dumps(names)}"
+    return f"[[rule]]\n{MEGATRON} = {_text(_of(joined, ADAPTER + OUT) + _rows(joined))}\n{PEFT} = {json.dumps(names)}"
+
+
+def _of_part(joined: MapTensor, matrix: MapTensor) -> Iterator[str]:
+    """Yield the rules of both factors of one of the matrices that are `joined`."""
+    part = f"{PART}{str(matrix.name).removesuffix(_WEIGHT).rpartition('.')[2].removesuffix('_proj')}."
+    halves, whole = (
+        (f" : (2 {RANKS} x) {_RANK}", f" : ({RANKS} 2 x) {_RANK}") if _HALVED.fullmatch(str(joined.name)) else ("", "")
+    )
+    for end, factor, there, here in ((IN, "lora_A", "", ""), (OUT, "lora_B", halves, whole)):
+        name = _of(joined, ADAPTER + part + end)
+        yield f"[[rule]]\n{MEGATRON} = {_text(name + there)}\n{PEFT} = {_text(_name(matrix, factor) + here)}"
 
 
 def _of(matrix: MapTensor, end: str) -> str:

@@ -11,16 +11,18 @@ from ckptconv.features.megatron_core.arguments import ADAPTER
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import quoted
 
-# The ends of the names of its factors: the product is that of the second and the first.
-IN, OUT = f"{ADAPTER}linear_in.weight", f"{ADAPTER}linear_out.weight"
-# Advice about adapters of PEFT that are no LoRA of Megatron-Bridge.
+# The names of its factors: the product is that of the second and the first. In CanonicalLoRA, modules that
+# Megatron-core joins have a part for each, such as `adapter_q`, and the name of a part comes before.
+IN, OUT, PART = "linear_in.weight", "linear_out.weight", "adapter_"
+_PART = re.compile(rf"(?P<above>.+?)(?:_qkv)?{re.escape(ADAPTER)}{PART}(?P<part>\w+)\..+", re.DOTALL)
+# Advice about adapters of PEFT that neither form has.
 JOINED = (
-    "LoRA of Megatron-Bridge adapts q, k and v together, with one first factor (lora_A), and so gate and up. An "
-    "adapter that PEFT trained has one for each: add it to its model with ckptconv merge."
+    "Both LoRA and CanonicalLoRA of Megatron-Bridge adapt q, k and v together, and so gate and up. LoRA has one first "
+    "factor (lora_A) for them; --like names a step of CanonicalLoRA, which has one for each. Or add the adapter to its "
+    "model with ckptconv merge."
 )
 # Adapters without a map, by a pattern of their names: those of other forms, then those of other modules.
 _OTHERS = (
-    (r".*\.adapter\.adapter_\w+\..+", "CanonicalLoRA, with a factor of its own for each of q, k, v, gate and up"),
     (r".*\.adapter\.weight_magnitude", "DoRA, with the lengths of rows"),
     (r".*\.(?:shared_experts|experts|local_experts)\..+", "experts"),
     (r".*\.router\..+", "a router of experts"),
@@ -47,6 +49,12 @@ def unmapped(path: str, names: Iterable[str]) -> CkptconvError | None:
     return None
 
 
+def are_apart(names: Iterable[str]) -> bool:
+    """Whether adapters of these names are those of CanonicalLoRA, with factors for each module."""
+    return any(map(_PART.fullmatch, names))
+
+
 def matrix_of(name: str) -> str:
-    """Return the module that a part of an adapter, of this `name`, adapts."""
-    return name.partition(ADAPTER)[0]
+    """Return the module that a part of an adapter, of this `name`, adapts, as `target_modules` calls it."""
+    match = _PART.fullmatch(name)
+    return f"{match['above']}_{match['part']}" if match else name.partition(ADAPTER)[0]

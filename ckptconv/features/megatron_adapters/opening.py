@@ -7,8 +7,8 @@ from typing import Any
 
 from ckptconv.errors import CkptconvError, UnsupportedError, UsageError
 from ckptconv.features.maps.chosen import ChosenMap
-from ckptconv.features.megatron_adapters.deriving import MEGATRON, PEFT, derived
-from ckptconv.features.megatron_adapters.names import IN, JOINED, adapters_in, unmapped
+from ckptconv.features.megatron_adapters.deriving import MEGATRON, PEFT, RANKS, derived, with_ranks
+from ckptconv.features.megatron_adapters.names import IN, JOINED, adapters_in, are_apart, unmapped
 from ckptconv.features.megatron_adapters.settings import configuration, others
 from ckptconv.features.megatron_adapters.training import Trained, trained
 from ckptconv.features.merge.files import read_adapters
@@ -33,9 +33,15 @@ def opened(source: Source, settings: Mapping[str, Any], reaching: Mapping[str, A
         return source
     if error := unmapped(source.path, source.weights):
         raise error
+    told, is_apart = trained(source.path, reaching.get("storage_options") or {}), are_apart(source.weights)
     if settings.get("map"):
-        chosen = derived(chosen, PEFT, source.path)
-    told = trained(source.path, reaching.get("storage_options") or {})
+        chosen = derived(chosen, PEFT, source.path, apart=is_apart)
+        chosen = with_ranks(chosen, told) if is_apart else chosen
+        if is_apart and RANKS not in chosen.sizes:
+            raise UsageError(
+                f"{source.path} has adapters of CanonicalLoRA, and nothing says of how many tensor-parallel ranks.",
+                f"Give their number, for example: --size {RANKS}=1",
+            )
     source = source.computing(map=chosen)
     if source.reference is None and told.alpha is not None:
         return _following(source, chosen, told)
@@ -84,7 +90,7 @@ def _like(source: Source, reference: Source, told: Trained, reaching: Mapping[st
 
 def _check_rank(source: Source, rank: float | None, where: str) -> None:
     """Raise UsageError for an adapter of another rank than the one that is stated `where`."""
-    for name, tensor in source.weights.items():
+    for name, tensor in adapters_in(source.weights).items():
         if name.endswith(IN) and tensor.shape[0] != rank:
             raise UsageError(
                 f"{name} of {source.path} has the rank {tensor.shape[0]}, but {where} is {rank:g}.", _ADVICE

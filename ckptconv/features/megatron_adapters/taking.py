@@ -1,5 +1,5 @@
-"""Fit an adapter of PEFT to a step of Megatron-core: with the map of its adapters, and settings as in the step that the
-output is to be like."""
+"""Fit an adapter of PEFT to a step of Megatron-core: with the map of its adapters, in the form of LoRA or of
+CanonicalLoRA, and settings as in the step that the output is to be like."""
 
 from __future__ import annotations
 
@@ -8,22 +8,25 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from ckptconv.errors import UnsupportedError, UsageError
-from ckptconv.features.megatron_adapters.deriving import MEGATRON, derived
-from ckptconv.features.megatron_adapters.names import JOINED, adapters_in, matrix_of
+from ckptconv.features.megatron_adapters.deriving import MEGATRON, RANKS, derived, with_ranks
+from ckptconv.features.megatron_adapters.names import JOINED, adapters_in, are_apart, matrix_of
 from ckptconv.features.megatron_adapters.settings import layers_of, others
-from ckptconv.features.megatron_adapters.training import trained
+from ckptconv.features.megatron_adapters.training import Trained, trained
 from ckptconv.features.merge.files import read_adapters
 from ckptconv.formats import companions
 from ckptconv.formats.adapter_names import is_adapter
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import ADAPTER_CONFIG, Source
+from ckptconv.formats.values import first_bytes
 from ckptconv.options.table import Options
 from ckptconv.storage.paths import normalize
-from ckptconv.tensors.lazy import LazyTensor
-from ckptconv.text import some
+from ckptconv.tensors.lazy import Equal, LazyTensor
+from ckptconv.text import count_of, some
 
 _FSDP = "megatron-fsdp"
 _ADVICE = "Give a step that a training with the same settings saved."
+# The bytes that are compared of each factor, to tell which form an adapter needs.
+_COMPARED = 1 << 20
 _MERGING = "Add it to its model with ckptconv merge."
 
 
@@ -37,19 +40,27 @@ def fitted(source: Source, options: Options) -> Source:
     chosen, weights = source.computed.get("map"), source.weights
     if chosen is None or MEGATRON not in chosen.map.sides or not (isinstance(weights, Mapping) and is_adapter(weights)):
         return source
-    chosen = derived(chosen, MEGATRON, source.path)
+    form, joined = "LoRA", derived(chosen, MEGATRON, source.path)
     if options.to == _FSDP:
         raise UnsupportedError(f"{source.path} has adapters, and {_FSDP} writes models only.", _MERGING)
     (adapter,) = read_adapters([source.path], {**options.reaching(), "structure": False})
     if parts := others(adapter):
         raise UnsupportedError(
-            f"{source.path} has {some(parts, form=str)}, which LoRA of Megatron-Bridge does not have.", _MERGING
+            f"{source.path} has {some(parts, form=str)}, which no adapter of Megatron-Bridge has.", _MERGING
         )
     try:
-        tensors = chosen.apply(weights).tensors
+        applied = joined.apply(weights)
     except UsageError as error:
         error.hint = error.hint or JOINED
         raise
+    like = options.fitting().get("like")
+    step = open_source(normalize(like), structure=False, unstack=True, **options.reaching()) if like else None
+    told = trained(step.path, options.storage_options) if step else Trained(why="the step does not say them")
+    if are_apart(step.weights) if step else _differ(applied.equal, options.storage_options):
+        joined = with_ranks(derived(chosen, MEGATRON, source.path, apart=True), told)
+        joined = joined if RANKS in joined.sizes else with_ranks(joined, Trained(ranks=1))
+        form = f"CanonicalLoRA, for {count_of(joined.sizes[RANKS], 'tensor-parallel rank')} (--size {RANKS}=N)"
+    tensors = joined.apply(weights).tensors
     layers, of_model = layers_of(tensors), chosen.config.get("num_hidden_layers", 0)
     if of_model and layers != of_model:
         raise UnsupportedError(
@@ -59,25 +70,31 @@ def fitted(source: Source, options: Options) -> Source:
         )
     ((_, config),) = companions.configurations(source, options.storage_options, ADAPTER_CONFIG)
     stated = {"dim": adapter.scale.rank, "alpha": adapter.scale.alpha, "dropout": config.says.get("lora_dropout") or 0}
-    like = options.fitting().get("like")
-    why = _compared(source, tensors, like, stated, options) if like else "the step does not say them"
-    note = f"Train its adapters with {_words(stated)}, as {config.file.path} says: {why}."
-    return source.computing(map=chosen)._replace(notes=[*source.notes, note])
+    why = _compared(source, tensors, step, stated, told) if step else told.why
+    notes = [
+        f"Train its adapters with {_words(stated)}, as {config.file.path} says: {why}.",
+        f"They are those of {form}.",
+    ]
+    return source.computing(map=joined)._replace(notes=[*source.notes, *notes])
+
+
+def _differ(pairs: Sequence[Equal], stores: Mapping[str, Any]) -> bool:
+    """Whether first factors that LoRA has one of differ, by their beginnings."""
+    beginnings = ([first_bytes(tensor, _COMPARED, stores)[0] for tensor in pair] for _, *pair in pairs)
+    return any(first != other for first, other in beginnings)
 
 
 def _compared(
-    source: Source, tensors: Mapping[str, LazyTensor], like: str, stated: Mapping[str, Any], options: Options
+    source: Source, tensors: Mapping[str, LazyTensor], step: Source, stated: Mapping[str, Any], told: Trained
 ) -> str:
-    """Return what the step says of the settings `stated`. Raise UsageError for another step than one with adapters of
-    the same shapes and settings."""
-    step = open_source(normalize(like), structure=False, unstack=True, **options.reaching())
+    """Return what the step that the output is to be like, trained as `told`, says of the settings `stated`. Raise
+    UsageError for another step than one with adapters of the same shapes and settings."""
     there = {name: tensor.shape for name, tensor in adapters_in(step.weights).items()}
     here = {name: tensor.shape for name, tensor in tensors.items()}
     differing = [name for name in here | there if here.get(name) != there.get(name)]
     if differing:
         shapes = [f"{name} ({here.get(name, 'none')}, there {there.get(name, 'none')})" for name in differing]
-        raise UsageError(f"{source.path} does not have the adapters of {like}: {some(shapes, form=str)}.", _ADVICE)
-    told = trained(step.path, options.storage_options)
+        raise UsageError(f"{source.path} does not have the adapters of {step.path}: {some(shapes, form=str)}.", _ADVICE)
     if told.dim is None:
         return told.why
     theirs = {"dim": told.dim, "alpha": told.alpha, "dropout": told.dropout}

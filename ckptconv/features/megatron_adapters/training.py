@@ -12,7 +12,7 @@ from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.features.megatron_bridge.run_config import TARGET, run_config
 from ckptconv.text import brief, some
 
-_LORA = "megatron.bridge.peft.lora.LoRA"
+_CLASSES = ("megatron.bridge.peft.lora.LoRA", "megatron.bridge.peft.canonical_lora.CanonicalLoRA")
 _NUMBERS = ("dim", "alpha", "dropout")
 # Settings that change no adapter of a matrix, or that are read here. Others may change what adapters mean.
 _KNOWN = (
@@ -26,7 +26,8 @@ _NAMES = (("checkpoint", "hf_source_path"), ("model", "hf_model_id"), ("tokenize
 
 class Trained(NamedTuple):
     """The rank, alpha and dropout that a training states in the file `path`, the modules that it adapts, and its model;
-    the first two are None, for the reason `why`, if they are not known. Dropout may be `after` the first factor."""
+    the first two are None, for the reason `why`, if they are not known. Dropout may be `after` the first factor.
+    `ranks` is the number of tensor-parallel ranks, if the file says it."""
 
     dim: float | None = None
     alpha: float | None = None
@@ -34,6 +35,7 @@ class Trained(NamedTuple):
     modules: Sequence[str] = ()
     model: str = ""
     after: bool = False
+    ranks: Any = None
     path: str = ""
     why: str = ""
 
@@ -47,9 +49,9 @@ def trained(path: str, stores: Mapping[str, Any]) -> Trained:
     file, peft = config.path, config.part("peft")
     if not peft:
         return Trained(why=config.why or f"{file} says nothing of adapters")
-    if peft.get(TARGET) != _LORA:
+    if peft.get(TARGET) not in _CLASSES:
         raise UnsupportedError(
-            f"{file}: its adapters are of {brief(peft.get(TARGET))}, and only those of {_LORA} have a map."
+            f"{file}: its adapters are of {brief(peft.get(TARGET))}, and only those of {some(_CLASSES)} have a map."
         )
     unknown = [name for name, value in peft.items() if name not in _KNOWN and value]
     if unknown:
@@ -68,5 +70,6 @@ def trained(path: str, stores: Mapping[str, Any]) -> Trained:
         modules=modules,
         model=next((name for name in names if isinstance(name, str) and name), ""),
         after=peft.get("dropout_position") == "post",
+        ranks=config.part("model").get("tensor_model_parallel_size"),
         path=file,
     )

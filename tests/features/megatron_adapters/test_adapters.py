@@ -75,7 +75,6 @@ def refused(code: int, model: Model, tensors: Tensors, place: Path, *more: objec
 @every(
     "name, shape, told",
     [
-        ("self_attention.linear_qkv.adapter.adapter_q.linear_in.weight", (2, 8), "an adapter of CanonicalLoRA"),
         ("self_attention.linear_proj.adapter.weight_magnitude", (8,), "an adapter of DoRA"),
         ("mlp.experts.linear_fc1.adapter.linear_in.weight", (2, 8), "an adapter of experts"),
         ("mlp.shared_experts.linear_fc1.adapter.linear_in.weight", (2, 8), "an adapter of experts"),

@@ -88,8 +88,8 @@ def whole(tensors: Tensors) -> Tensors:
         ({}, without("linear_fc2"), "", "layers.0.mlp.linear_fc2.adapter.linear_in.weight ("),
         ({}, without(".adapter."), "", ", there none)"),
         ({}, lambda tensors: {name: tensor[..., :1] for name, tensor in tensors.items()}, "", ", 1))"),
-        ({"use_rslora": True}, whole, "", "use_rslora, which LoRA of Megatron-Bridge does not have"),
-        ({"modules_to_save": ["lm_head"]}, whole, "", "modules_to_save, which LoRA of Megatron-Bridge does not have"),
+        ({"use_rslora": True}, whole, "", "use_rslora, which no adapter of Megatron-Bridge has"),
+        ({"modules_to_save": ["lm_head"]}, whole, "", "modules_to_save, which no adapter of Megatron-Bridge has"),
     ],
 )
 def test_a_step_with_other_adapters_is_refused(
@@ -134,13 +134,116 @@ def test_adapters_without_a_place_in_a_step_are_refused(
     assert "ckptconv merge" in run.err
 
 
-def test_first_factors_that_differ_are_refused_by_name(tmp_path: Path) -> None:
+# The parts of matrices that Megatron-core joins, by PEFT's names of modules, as CanonicalLoRA calls them.
+PARTS = {
+    **{f"{part}_proj": f"self_attention.linear_qkv.adapter.adapter_{part}" for part in "qkv"},
+    **{f"{part}_proj": f"mlp.linear_fc1.adapter.adapter_{part}" for part in ("gate", "up")},
+    "o_proj": "self_attention.linear_proj.adapter",
+    "down_proj": "mlp.linear_fc2.adapter",
+}
+
+
+def own(model: Model, place: Path) -> Path:
+    """An adapter of PEFT as a training gives it: each module has factors of its own."""
+    file = model.shaped(place) / "adapter_model.safetensors"
+    torch.manual_seed(3)
+    save_file({name: torch.randn(factor.shape) for name, factor in load_file(file).items()}, file)
+    return place
+
+
+def canonical(model: Model, factors: Tensors, ranks: int) -> Tensors:
+    """These factors as Megatron-Bridge stores them: of each rank's rows of gate and up, first the upper halves."""
+    step = {}
+    for module, part in PARTS.items():
+        above = "self_attn" if "attention" in part else "mlp"
+        for factor, end in (("lora_A", "in"), ("lora_B", "out")):
+            names = (f"base_model.model.model.layers.{at}.{above}.{module}.{factor}" for at in range(model.layers))
+            layers = [factors[f"{name}.weight"] for name in names]
+            if factor == "lora_B" and "fc1" in part:
+                layers = [
+                    torch.cat([half for at in (0, 1) for half in layer.chunk(2 * ranks)[at::2]]) for layer in layers
+                ]
+            step[f"{LAYERS}{part}.linear_{end}.weight"] = torch.stack(layers)
+    return step
+
+
+def settings(ranks: int | None, form: str = "canonical_lora.CanonicalLoRA") -> str:
+    """The configuration of a training of such adapters on so many tensor-parallel ranks."""
+    modules = "linear_q, linear_k, linear_v, linear_proj, linear_fc1_up, linear_fc1_gate, linear_fc2"
+    text = TRAINED.replace("lora.LoRA", form) + f"  target_modules: [{modules}]\n"
+    return text.replace("model:\n", f"model:\n  tensor_model_parallel_size: {ranks}\n") if ranks else text
+
+
+@every("name, ranks", [(MODELS[0], 1), (MODELS[1], 2), (MODELS[2], 2)])
+def test_factors_of_each_module_become_canonical_lora_and_come_back(name: str, ranks: int, tmp_path: Path) -> None:
+    model = Model(name)
+    peft = own(model, tmp_path / "peft")
+    size = ("--size", f"t={ranks}") if ranks > 1 else ()
+    back = tmp_path / "run/iter_0000007"
+    run = done(ckptconv_here("convert", peft, back, *words(model, *TO_STEP, *size)))
+    assert f"They are those of CanonicalLoRA, for {ranks} tensor-parallel rank" in run.out
+    factors = load_file(peft / "adapter_model.safetensors")
+    assert_same(held(back), canonical(model, factors, ranks))
+    done(ckptconv_here("verify", peft, back, "--map", model.map, *size))
+    (back / "run_config.yaml").write_text(settings(ranks))
+    done(ckptconv_here("convert", back, tmp_path / "again", *words(model)))
+    assert_same(load_file(tmp_path / "again/adapter_model.safetensors"), factors)
+    done(ckptconv_here("verify", back, tmp_path / "again"))
+
+
+def test_the_form_is_that_of_the_step_to_be_like(tmp_path: Path) -> None:
+    model = Model("megatron-llama")
+    shared = equal(model, tmp_path / "shared")
+    factors = load_file(shared / "adapter_model.safetensors")
+    like = trained(tmp_path / "like", canonical(model, factors, 2), text=settings(2))
+    run = done(ckptconv_here("convert", shared, tmp_path / "out", *words(model, *TO_STEP, "--like", like)))
+    assert "CanonicalLoRA, for 2 tensor-parallel ranks" in run.out
+    assert_same(held(tmp_path / "out/release"), canonical(model, factors, 2))
+    assert (tmp_path / "out/release/run_config.yaml").read_text() == settings(2)
+    joined = trained(tmp_path / "joined", model.stacked())
+    run = ckptconv_here(
+        "convert", own(model, tmp_path / "own"), tmp_path / "no", *words(model, *TO_STEP, "--like", joined)
+    )
+    assert (run.code, (tmp_path / "no").exists()) == (4, False)
+    assert "linear_fc1.adapter.linear_in.weight' is stored twice" in run.err
+    assert "--like names a step of CanonicalLoRA" in run.err
+
+
+@every(
+    "ranks, size, told",
+    [
+        (None, (), "nothing says of how many tensor-parallel ranks"),
+        (2, ("--size", "t=4"), "says 2 tensor-parallel ranks, but --size says t=4"),
+    ],
+)
+def test_the_number_of_ranks_is_never_guessed(
+    ranks: int | None, size: tuple[str, ...], told: str, tmp_path: Path
+) -> None:
+    model = Model("megatron-llama")
+    factors = load_file(own(model, tmp_path / "peft") / "adapter_model.safetensors")
+    source = trained(tmp_path / "step", canonical(model, factors, 2), text=settings(ranks))
+    run = ckptconv_here("convert", source, tmp_path / "out", *words(model, *size))
+    assert (run.code, (tmp_path / "out").exists()) == (2, False)
+    assert told in run.err
+
+
+def test_modules_that_the_training_does_not_adapt_are_refused(tmp_path: Path) -> None:
+    model = Model("megatron-llama")
+    factors = load_file(own(model, tmp_path / "peft") / "adapter_model.safetensors")
+    text = settings(1).replace("linear_fc1_gate, ", "")
+    like = trained(tmp_path / "like", canonical(model, factors, 1), text=text)
+    run = ckptconv_here("convert", tmp_path / "peft", tmp_path / "out", *words(model, *TO_STEP, "--like", like))
+    assert (run.code, (tmp_path / "out").exists()) == (2, False)
+    assert "adapts decoder.layers.0.mlp.linear_fc1_gate" in run.err
+
+
+def test_first_factors_that_differ_have_no_place_in_a_step_of_lora(tmp_path: Path) -> None:
     model = Model("megatron-llama")
     file = equal(model, tmp_path / "peft") / "adapter_model.safetensors"
     factors = load_file(file)
     factors["base_model.model.model.layers.1.mlp.up_proj.lora_A.weight"] += 1
     save_file(factors, file)
-    run = ckptconv_here("convert", file.parent, tmp_path / "out", *words(model, *TO_STEP))
+    like = trained(tmp_path / "like", model.stacked())
+    run = ckptconv_here("convert", file.parent, tmp_path / "out", *words(model, *TO_STEP, "--like", like))
     assert (run.code, (tmp_path / "out").exists()) == (4, False)
     assert f"'{LAYERS}1.mlp.linear_fc1.adapter.linear_in.weight' is stored twice" in run.err
-    assert "with one first factor (lora_A), and so gate and up" in run.err
