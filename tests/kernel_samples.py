@@ -11,7 +11,7 @@ from cells import of_features
 from ckptconv.engine.worker import Worker
 from ckptconv.plan import Data
 from ckptconv.storage.files import Readers
-from ckptconv.tensors.computing import Bits, Join, Joined, WeightedSum
+from ckptconv.tensors.computing import Bits, Join, Joined
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Convert, Inline, LazyTensor
 from ckptconv.tensors.moves import Cast, Conjugate, Negate, Swap
@@ -34,7 +34,6 @@ SAMPLES: dict[type[Any], LazyTensor] = {
     Conjugate: Convert(Inline(BYTES, C64, (4,)), Conjugate("complex64"), C64),
     Bits: Convert(NUMBERS, Bits(4, 3, 5, 1), U8),
     Join: Joined((OCTETS, OCTETS), Join(((1, 0, 8), (1, 8, 8)), 2), I16),
-    WeightedSum: Joined((NUMBERS, HALVES), WeightedSum(("float32", "bfloat16"), (1.0, 0.1), 1.1), F64),
     **{kernel: sample for samples in of_features("SAMPLES") for kernel, sample in samples.items()},
 }
 

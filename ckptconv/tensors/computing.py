@@ -40,18 +40,6 @@ class Join(NamedTuple):
     result: int
 
 
-class WeightedSum(NamedTuple):
-    """Add up numbers in float64, in their order, each times its weight, and divide by `over`: the result is float64.
-
-    The input has the same number of elements of each of `dtypes`, kind after kind. A sum that is not a number is the
-    quiet NaN without a sign or payload.
-    """
-
-    dtypes: tuple[str, ...]
-    weights: tuple[float, ...]
-    over: float
-
-
 class Tiling(NamedTuple):
     """Properties of a kernel's tiles: the `tiling` of a kernel, or else these defaults. For a `Tiled`:
 

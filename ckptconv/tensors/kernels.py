@@ -1,4 +1,4 @@
-"""The kernels: gathers, casts, byte swaps, sign flips, sums. Block by block, with numpy.
+"""The kernels: gathers, casts, byte swaps, sign flips. Block by block, with numpy.
 
 A kernel works on the bits, as unsigned views, so that no value passes through arithmetic that could change it; only
 tiles are computed, as `dequantize` says. numpy is imported when the first kernel runs; a conversion that only copies
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from ckptconv.errors import UsageError
 from ckptconv.process import go_on
 from ckptconv.tensors.casts import cast, sign_of, vanished
-from ckptconv.tensors.computing import Bits, Join, Tile, WeightedSum
-from ckptconv.tensors.dtypes import DTYPES, SUMMED, DType, can_cast, itemsize_of_components
-from ckptconv.tensors.float_formats import FORMATS, SCALES, numbers, numpy_module, scratch
+from ckptconv.tensors.computing import Bits, Join, Tile
+from ckptconv.tensors.dtypes import DTYPES, DType, can_cast, itemsize_of_components
+from ckptconv.tensors.float_formats import FORMATS, SCALES, numpy_module, scratch
 from ckptconv.tensors.moves import Cast, Conjugate, Cut, Gather, Kernel, Negate, Runs, Swap
 from ckptconv.tensors.registered import ByKernel
 
@@ -27,8 +27,6 @@ Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
 # The sizes of words, and the kinds of dtypes that have signs.
 _WORDS, _SIGNED = (1, 2, 4, 8), frozenset("iufc")
-# Elements that are summed at a time: with the sum and the next term, they stay in the second-level cache.
-_SUMMED = 1 << 15
 # The tile of a transpose: bytes along the rows of the source, and elements along those of the result, so that both stay
 # in the second-level cache. Rows of the source that are a multiple of more than a cache line (bytes) apart would share
 # few lines of the first: their tiles go through a copy whose rows are padded by one.
@@ -257,37 +255,6 @@ def _join(kernel: Join, data: memoryview, out: memoryview) -> int:
     return 0
 
 
-# -------------------------------------------------------------------------------------------------------------- sums
-
-
-def _weighted_sum(kernel: WeightedSum, data: memoryview, out: memoryview) -> int:
-    np = numpy_module()
-    total = np.frombuffer(out, "f8")
-    inputs, at = [], 0
-    for dtype in kernel.dtypes:
-        inputs.append(np.frombuffer(data, f"u{DTYPES[dtype].itemsize}", len(total), at))
-        at += inputs[-1].nbytes
-    size = min(_SUMMED, len(total))
-    single, product = np.empty(size, "u4"), np.empty(size, "f8")
-    with np.errstate(all="ignore"):
-        for start in range(0, len(total), _SUMMED):
-            block = total[start : start + _SUMMED]
-            for number, (dtype, bits, weight) in enumerate(zip(kernel.dtypes, inputs, kernel.weights, strict=True)):
-                values = numbers(dtype, bits[start : start + _SUMMED], single[: len(block)])
-                term = block if number == 0 else product[: len(block)]
-                term[...] = values
-                if weight != 1:
-                    term *= weight
-                if number:
-                    block += term
-            if kernel.over != 1:
-                block /= kernel.over
-            # Which NaN comes out of arithmetic depends on the processor.
-            if math.isnan(block.sum()):
-                block[np.isnan(block)] = np.nan
-    return 0
-
-
 # ------------------------------------------------------------------------------------------------------------- signs
 
 
@@ -372,16 +339,6 @@ def _fits_kinds(kernel: Join, before: Sequence[DType], after: DType) -> bool:
     )
 
 
-def _fits_terms(kernel: WeightedSum, before: Sequence[DType], after: DType) -> bool:
-    return (
-        kernel.dtypes == tuple(dtype.name for dtype in before)
-        and SUMMED.issuperset(kernel.dtypes)
-        and len(kernel.weights) == len(before)
-        and bool(kernel.over)
-        and after.name == "float64"
-    )
-
-
 class _Functions(dict[type[Any], Callable[[Any, memoryview, memoryview], int]]):
     """The function that carries out each kernel; for a feature's kernel, that of its `run`."""
 
@@ -426,12 +383,6 @@ JOINING = ByKernel(
     {
         Join: ElementMaker(
             "join", _join, lambda kernel: (sum(size for size, _, _ in kernel.kinds), kernel.result), _fits_kinds
-        ),
-        WeightedSum: ElementMaker(
-            "sum",
-            _weighted_sum,
-            lambda kernel: (sum(DTYPES[dtype].itemsize for dtype in kernel.dtypes), 8),
-            _fits_terms,
         ),
     },
 )

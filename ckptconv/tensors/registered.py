@@ -32,6 +32,7 @@ class Home(NamedTuple):
 
 
 HOMES: tuple[Home, ...] = (
+    Home(("sum",), "ckptconv.features.sums"),
     Home(("dequantize", "quantize", "rescale", "largest", "quantize fp4"), "ckptconv.features.quantized"),
     Home(("xor", "overlay"), "ckptconv.features.deltas"),
     Home(("low rank", "magnitude"), "ckptconv.features.factors"),

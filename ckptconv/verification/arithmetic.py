@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import UnsupportedError, UsageError
-from ckptconv.tensors.computing import Axis, Bits, Join, Joined, WeightedSum
+from ckptconv.tensors.computing import Axis, Bits, Join, Joined
 from ckptconv.tensors.dtypes import DTYPES, DType, itemsize_of_components
 from ckptconv.tensors.float_formats import numpy_module
 from ckptconv.tensors.lazy import Convert
@@ -105,28 +105,11 @@ def _put_together(kernel: Join, parts: Sequence[Array]) -> Array:
     return result
 
 
-def _summed(kernel: WeightedSum, parts: Sequence[Array]) -> Array:
-    """Return the bits of weighted sums: in float64, each product and each sum rounded, in the order of the parts."""
-    np = numpy_module()
-    result: Array = np.empty(parts[0].shape, "u8")
-    flat = [part.reshape(-1) for part in parts]
-    with np.errstate(all="ignore"):
-        for at in range(0, result.size, CAST_BLOCK):
-            total: Any = None
-            for dtype, weight, part in zip(kernel.dtypes, kernel.weights, flat, strict=True):
-                term = weight * values(dtype, part[at : at + CAST_BLOCK])
-                total = term if total is None else total + term
-            total = total / kernel.over
-            result.reshape(-1)[at : at + CAST_BLOCK] = np.where(np.isnan(total), np.nan, total).view("u8")
-    return result
-
-
 # Functions that compute the elements of a `Joined` from those of its parts, by kernel.
 _JOINED: ByKernel[Callable[[Any, Sequence[Array]], Array]] = ByKernel(
     "JOINED",
     {
         Join: _put_together,
-        WeightedSum: _summed,
     },
     evaluating=True,
 )

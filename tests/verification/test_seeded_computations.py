@@ -11,13 +11,12 @@ import pytest
 import torch
 from cells import of_features
 from computed import JOBS, NAMES, sources
-from faults import Plant, other_fields, wrapped
+from faults import Plant, wrapped
 from safetensors.torch import load_file, save_file
 
 from ckptconv import verify
 from ckptconv.errors import DifferenceError
 from ckptconv.outputs import planning
-from ckptconv.tensors.computing import WeightedSum
 
 Patch = pytest.MonkeyPatch
 Tensors = dict[str, torch.Tensor]
@@ -47,14 +46,6 @@ def exchanged(one: str, other: str) -> Plant:
 
 ANOTHER_LAYER, GATE_AND_UP = exchanged(NAMES[0], NAMES[2]), exchanged(NAMES[0], NAMES[1])
 MADE: dict[str, tuple[Plant, list[str]]] = {
-    "weights in another order": (
-        other_fields(WeightedSum, weights=lambda kernel: kernel.weights[::-1]),
-        ["average", "ema", "minus"],
-    ),
-    "another divisor": (
-        other_fields(WeightedSum, over=lambda kernel: kernel.over * 2),
-        ["average", "ema", "minus", "average-int4"],
-    ),
     "the weight of another layer": (ANOTHER_LAYER, ["merge", "dora", "average", "fp8-block", "int4-g32", "requantize"]),
     "gate and up exchanged": (GATE_AND_UP, ["merge", "average", "mxfp8", "average-int4"]),
     **{fault: made for faults in of_features("MADE") for fault, made in faults.items()},

@@ -7,3 +7,5 @@ it. Its tensors are weighted sums of the terms' tensors.
 from __future__ import annotations
 
 PAGES = ("average.md",)
+# The feature that it builds on: without it, it is gone too.
+NEEDS = ("sums",)

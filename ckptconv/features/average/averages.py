@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from ckptconv.errors import DifferenceError, UsageError
 from ckptconv.features.average import steps
 from ckptconv.features.average.steps import Average
+from ckptconv.features.sums.kernels import WeightedSum
 from ckptconv.formats.adapter_names import is_adapter, other_program
 from ckptconv.formats.coded import parts_among
 from ckptconv.formats.opening import opened
@@ -23,7 +24,7 @@ from ckptconv.storage.strict_json import OrNull
 from ckptconv.structure import parted
 from ckptconv.structure.choice import Choice
 from ckptconv.tensors import casting
-from ckptconv.tensors.computing import Joined, WeightedSum
+from ckptconv.tensors.computing import Joined
 from ckptconv.tensors.dtypes import DTYPES, SUMMED, DType
 from ckptconv.tensors.lazy import LazyTensor, same_bytes, untagged
 from ckptconv.text import count_of, some

@@ -7,6 +7,6 @@ Its tensors are the base's plus products of factors (`factors`).
 from __future__ import annotations
 
 PAGES = ("merge.md",)
-# The feature that it builds on: without it, it is gone too.
-NEEDS = ("factors",)
+# Features that it builds on: without them, it is gone too.
+NEEDS = ("factors", "sums")
 SCRIPTS = ("memory_names.py",)

@@ -13,9 +13,10 @@ from ckptconv.features.merge.memory import InFiles
 from ckptconv.features.merge.peft import PREFIX, Factors, Module, parsed, unknown
 from ckptconv.features.merge.placing import Placed, placed
 from ckptconv.features.merge.tied import EMBEDDINGS, HEAD, Base, Head, is_saved, moves_head, rows_of, untied
+from ckptconv.features.sums.kernels import WeightedSum
 from ckptconv.formats.coded import parts_among
 from ckptconv.tensors import casting
-from ckptconv.tensors.computing import Axis, Joined, Tiled, WeightedSum
+from ckptconv.tensors.computing import Axis, Joined, Tiled
 from ckptconv.tensors.dtypes import DTYPES, SUMMED, DType
 from ckptconv.tensors.lazy import Concat, LazyTensor, View, untagged
 from ckptconv.tensors.slices import Span, as_stored, extent, sliced

@@ -28,8 +28,9 @@ from ckptconv.features.quantized.table import (
     Part,
     Sizes,
 )
+from ckptconv.features.sums.kernels import WeightedSum
 from ckptconv.storage import strict_json
-from ckptconv.tensors.computing import Axis, Joined, Tiled, WeightedSum
+from ckptconv.tensors.computing import Axis, Joined, Tiled
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Convert, Inline, LazyTensor, View, Zeros, untagged
 from ckptconv.tensors.moves import Cast

@@ -27,10 +27,10 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ckptconv import DifferenceError, UnsupportedError, UsageError, average, convert, verify
 from ckptconv.features.average.options import AVERAGING
+from ckptconv.features.sums.kernels import WeightedSum
 from ckptconv.formats.registered import DESCRIBING
 from ckptconv.options.table import OPTIONS
 from ckptconv.outputs.kinds import CHECKPOINTS, NAMED
-from ckptconv.tensors.computing import WeightedSum
 
 Tensors = dict[str, torch.Tensor]
 pytestmark = pytest.mark.usefixtures("place")

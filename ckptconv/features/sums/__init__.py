@@ -1,0 +1,9 @@
+"""Weighted sums of tensors, element by element.
+
+In: tensors of one shape. Out: a `Joined` of the kernel `WeightedSum`. The features that add tensors up build on this
+one.
+"""
+
+from __future__ import annotations
+
+PAGES = ()
