@@ -7,24 +7,24 @@ beginning to end, one thread takes the tasks in order while others prefetch for 
 from __future__ import annotations
 
 import os
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from ckptconv.engine.tasks import ALIGNMENT, Needs, Task, tasks
-from ckptconv.engine.worker import Done, Seen, Tally, Worker
+from ckptconv.engine.buffers import Seen, Tally
+from ckptconv.engine.tasks import ALIGNMENT, Task, tasks
+from ckptconv.engine.worker import Done, Worker
 from ckptconv.plan import Data, FilePlan, Literal, Trailer
-from ckptconv.process import Thread, heed, is_forkable, start_threads
+from ckptconv.process import is_forkable
 from ckptconv.storage.files import Readers, is_read_far
 from ckptconv.storage.progress import Progress
 from ckptconv.storage.reading import REQUESTS
 from ckptconv.storage.records import combine
 from ckptconv.storage.stores import reached
 from ckptconv.storage.writing import Writer
-from ckptconv.tensors.lazy import LazyTensor, Stored
+from ckptconv.tensors.lazy import Stored
 from ckptconv.tensors.moves import BLOCK
 
 # What carries out tasks in processes: the module with `in_processes`. Where there is none, threads do.
@@ -78,6 +78,8 @@ def carry_out(
         if jobs == 1:
             _take(queue(), workers[0], progress)
         else:
+            from ckptconv.engine.threads import in_threads
+
             in_threads(queue(), workers, progress)
         ended = [worker.done() for worker in workers]
     total = Tally()
@@ -162,7 +164,8 @@ def _in_order(
         worker = Worker(readers, writer, unit, digesting, seen)
         _take(queue, worker, progress)
     else:
-        with reached(file.name).prefetching(readers, Needs(unit), memory=memory, requests=requests) as prefetch:
+        far = reached(file.name)
+        with far.prefetching(readers, far.needs(unit), memory=memory, requests=requests) as prefetch:
             worker = Worker(prefetch, writer, unit, digesting, seen)
             _take(prefetch.over(queue), worker, progress)
         worker.tally.bytes_read += prefetch.bytes_fetched
@@ -202,86 +205,3 @@ def _finish(file: FilePlan, writer: Writer, ended: Sequence[Done], total: Tally,
         if isinstance(part, Trailer) and part.offset not in written:
             writer.write_at(part.offset, memoryview(part.make(digests)))
             total.bytes_written += part.nbytes
-
-
-class TensorReader:
-    """Reads the bytes of a tensor, at most `limit` at a time."""
-
-    def __init__(self, tensor: LazyTensor, readers: Readers, limit: int = BLOCK) -> None:
-        self._data = Data(0, tensor, "")
-        self._worker = Worker(readers, None, limit)
-
-    def read(self, start: int, stop: int) -> memoryview:
-        """Return bytes `start` to `stop`, valid until the next call."""
-        return self._worker.bytes_of(self._data, start, stop)
-
-    @property
-    def bytes_read(self) -> int:
-        """The number of bytes read from files."""
-        return self._worker.tally.bytes_read
-
-
-def same(left: LazyTensor, right: LazyTensor, readers: Readers) -> bool:
-    """Whether two tensors have the same dtype, shape and bits."""
-    if (left.dtype, left.shape) != (right.dtype, right.shape):
-        return False
-    mine, theirs = TensorReader(left, readers), TensorReader(right, readers)
-    return all(
-        mine.read(start, stop) == theirs.read(start, stop)
-        for start, stop in ((at, min(at + BLOCK, left.nbytes)) for at in range(0, left.nbytes, BLOCK))
-    )
-
-
-class Working(Protocol[_Work_contra]):
-    """Carries out tasks, in a thread of its own."""
-
-    def run(self, task: _Work_contra, /) -> int:
-        """Carry out `task`. Return how many bytes that were."""
-
-
-def in_threads(
-    queue: Iterator[_Work_contra],
-    workers: Sequence[Working[_Work_contra]],
-    progress: Progress | None,
-    stop: threading.Event | None = None,
-) -> None:
-    """Carry out the tasks of `queue`, in a thread for each of `workers`. Raise the first error of any of them.
-
-    `stop` is set when no further task is to be begun: those that are long look at it themselves.
-    """
-    taking, stop = threading.Lock(), stop or threading.Event()
-    failures: list[BaseException] = []
-
-    def work(worker: Working[_Work_contra]) -> None:
-        heed(stop)
-        try:
-            while not stop.is_set():
-                with taking:
-                    task = next(queue, None)
-                if task is None:
-                    return
-                size = worker.run(task)
-                if progress:
-                    progress(size)
-        except BaseException as error:
-            failures.append(error)
-            stop.set()
-
-    threads = [Thread(partial(work, worker)) for worker in workers]
-    try:
-        if not start_threads(threads):
-            # No thread could be started: work in this one.
-            work(workers[0])
-            heed(threading.Event())
-        for thread in threads:
-            if thread.ident is not None:
-                thread.join()
-    except BaseException:
-        # A signal: let every thread leave its task before the staging area is removed.
-        stop.set()
-        for thread in threads:
-            if thread.ident is not None:
-                thread.join()
-        raise
-    if failures:
-        raise failures[0]

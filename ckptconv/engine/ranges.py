@@ -5,8 +5,9 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Generator, Iterator, Sequence
 
-from ckptconv.engine.tasks import ALIGNMENT, Needs, Piece, Task, Window
-from ckptconv.engine.worker import Tally, Worker
+from ckptconv.engine.buffers import Tally
+from ckptconv.engine.tasks import ALIGNMENT, Piece, Task, Window
+from ckptconv.engine.worker import Worker
 from ckptconv.plan import Data, FilePlan, Literal
 from ckptconv.storage.files import Readers, check_unchanged, is_read_far
 from ckptconv.storage.reading import Options
@@ -54,7 +55,8 @@ class FileBytes:
         if not self._far:
             yield from self._made(Worker(self._readers, None, unit), windows)
             return
-        with reached(self.name).prefetching(self._readers, Needs(unit), memory=memory, requests=requests) as prefetch:
+        far = reached(self.name)
+        with far.prefetching(self._readers, far.needs(unit), memory=memory, requests=requests) as prefetch:
             yield from self._made(Worker(prefetch, None, unit), prefetch.over(windows))
 
     def _made(self, worker: Worker, windows: Iterator[Task]) -> Iterator[memoryview]:

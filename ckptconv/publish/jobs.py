@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ckptconv.engine.buffers import Tally
 from ckptconv.engine.execute import carry_out
-from ckptconv.engine.worker import Tally
 from ckptconv.errors import CkptconvError, FailedError
 from ckptconv.plan import Checked, Data, FilePlan, Plan
 from ckptconv.publish.staging.base import FinishedFile, Staging

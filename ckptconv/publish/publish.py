@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from ckptconv.engine.execute import in_threads, is_scattered, same, usual_threads, worth_processes
-from ckptconv.engine.worker import Tally
+from ckptconv.engine.buffers import Tally
+from ckptconv.engine.execute import is_scattered, usual_threads, worth_processes
 from ckptconv.errors import UNPUBLISHED, CkptconvError, CorruptError, FailedError, StoppedError, leaving
 from ckptconv.formats.run_names import TREES
 from ckptconv.options.table import Options
@@ -280,7 +280,7 @@ class _Run:
             return
         _check_equal(self._outputs, self._inputs.equal, self._readers)
         _check_digests(self._inputs, self._readers)
-        different = (name for name, first, second in self._inputs.alike if not same(first, second, self._readers))
+        different = (name for name, first, second in self._inputs.alike if not _is_same(first, second, self._readers))
         self.done.differing = list(dict.fromkeys(different))
 
     def open_staging(self) -> None:
@@ -411,6 +411,8 @@ class _Run:
                 self._syncing.finish()  # where there are threads, no process is forked
             self._make_one(job, counted)
         if ordered[shared:]:
+            from ckptconv.engine.threads import in_threads
+
             stop = threading.Event()
             makers = [_Maker(self, counted, threads, stop) for _ in range(threads)]
             in_threads(iter(ordered[shared:]), makers, None, stop)
@@ -570,14 +572,21 @@ def _is_digested(output: Output, options: Options, in_parts: bool) -> bool:
     return is_requested or sum(bool(file.tensors) for file in output.plan.files) > 1
 
 
+def _is_same(first: LazyTensor, second: LazyTensor, readers: Readers) -> bool:
+    """Whether two tensors have the same bits."""
+    from ckptconv.engine.reader import same  # few checkpoints store a tensor twice
+
+    return same(first, second, readers)
+
+
 def _check_equal(outputs: Iterable[Output], equal: Iterable[Equal], readers: Readers) -> None:
     """Raise CorruptError if tensors that are stored twice differ."""
     for name, first, second in equal:
-        if not same(first, second, readers):
+        if not _is_same(first, second, readers):
             raise CorruptError(f"{name!r} is stored twice, in {_places(first, second)}, with different values.")
     for output in outputs:
         for first, second in output.restored.overlaps() if output.restored else ():
-            if not same(first, second, readers):
+            if not _is_same(first, second, readers):
                 raise CorruptError(
                     f"{_places(first)}: the structure record says that these tensors share memory, but their shared "
                     "elements differ: one of them was changed.",

@@ -17,10 +17,9 @@ from typing import NamedTuple
 
 from ckptconv.errors import AGAIN, CkptconvError, CorruptError, LimitError, TruncatedError, UnsupportedError
 from ckptconv.storage import LOCAL_SIGNATURE
-from ckptconv.storage.coalesce import DESCRIPTIONS, max_gap
 from ckptconv.storage.packed import check_ratio
 from ckptconv.storage.paths import is_remote
-from ckptconv.storage.reading import Reader
+from ckptconv.storage.reading import DESCRIPTIONS, Reader, max_gap
 from ckptconv.storage.records import Records
 from ckptconv.storage.zip_directory import (
     END_RECORDS,

@@ -5,13 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 
-from ckptconv.storage.paths import is_remote
+from ckptconv.storage.reading import DESCRIPTIONS, max_gap
 from ckptconv.tensors.moves import File, Runs
 
 # A gap of up to `NEAR` bytes costs no more to read than another read; up to `BLOCK` bytes are read at once.
 NEAR, BLOCK = 4096, 1 << 18
-# The same for parts of descriptions: the gap in a local and in a remote file, and the bytes to read at once.
-MAX_GAP_LOCAL, MAX_GAP_REMOTE, DESCRIPTIONS = 1 << 9, 1 << 18, 1 << 20
 
 
 def blocks(runs: Runs) -> Iterator[Runs]:
@@ -40,11 +38,6 @@ def blocks(runs: Runs) -> Iterator[Runs]:
 def are_near(runs: Runs) -> bool:
     """Whether it is best to read several of `runs` at once."""
     return bool(runs.grid) and runs.grid[-1][1] - runs.length <= NEAR
-
-
-def max_gap(file: File) -> int:
-    """Return the largest gap (bytes) between parts of descriptions in `file` that is cheaper to read than to skip."""
-    return MAX_GAP_REMOTE if is_remote(file.path) else MAX_GAP_LOCAL
 
 
 def coalesced(offsets: Iterable[int], length: int, file: File) -> Iterator[list[int]]:

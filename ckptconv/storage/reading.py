@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ckptconv.errors import CorruptError
+from ckptconv.storage.paths import is_remote
 from ckptconv.tensors.moves import File
 
 if TYPE_CHECKING:
@@ -15,6 +16,14 @@ if TYPE_CHECKING:
 Options = dict[str, Any]
 
 REQUESTS = 8  # that run at a time
+# Parts of descriptions: the gap between two that is cheaper to read than to skip, in a local and in a remote file, and
+# the bytes to read at once.
+MAX_GAP_LOCAL, MAX_GAP_REMOTE, DESCRIPTIONS = 1 << 9, 1 << 18, 1 << 20
+
+
+def max_gap(file: File) -> int:
+    """Return the largest gap (bytes) between parts of descriptions in `file` that is cheaper to read than to skip."""
+    return MAX_GAP_REMOTE if is_remote(file.path) else MAX_GAP_LOCAL
 
 
 class Range(NamedTuple):

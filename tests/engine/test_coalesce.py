@@ -14,16 +14,8 @@ from safetensors.torch import load_file
 
 from ckptconv import convert, verify
 from ckptconv.storage import files as storage
-from ckptconv.storage.coalesce import (
-    BLOCK,
-    DESCRIPTIONS,
-    MAX_GAP_LOCAL,
-    MAX_GAP_REMOTE,
-    NEAR,
-    are_near,
-    blocks,
-    coalesced,
-)
+from ckptconv.storage.coalesce import BLOCK, NEAR, are_near, blocks, coalesced
+from ckptconv.storage.reading import DESCRIPTIONS, MAX_GAP_LOCAL, MAX_GAP_REMOTE
 from ckptconv.tensors.moves import File, Runs
 
 GRIDS = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 9000)), max_size=3).map(tuple)

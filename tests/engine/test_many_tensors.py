@@ -15,7 +15,7 @@ from checkpoints import ckptconv
 from effort import TIMES
 
 from ckptconv import convert
-from ckptconv.engine.execute import TensorReader
+from ckptconv.engine.reader import TensorReader
 from ckptconv.errors import CorruptError
 from ckptconv.formats.detect import open_source
 from ckptconv.outputs.selection import converted

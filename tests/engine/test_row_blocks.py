@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from ckptconv.engine.execute import carry_out
-from ckptconv.engine.tasks import RowBlock, strided_rows, tasks
+from ckptconv.engine.rows import strided_rows
+from ckptconv.engine.tasks import RowBlock, tasks
 from ckptconv.outputs import safetensors
 from ckptconv.plan import Checked, Data, FilePlan, Literal, Trailer
 from ckptconv.storage.files import Readers, look

@@ -15,7 +15,8 @@ from faults import Plant, spoiled, wrapped
 
 import ckptconv as library
 from ckptconv import convert
-from ckptconv.engine import execute, tasks, worker
+from ckptconv.engine import execute, rows, tasks, worker
+from ckptconv.engine.moving import Mover
 from ckptconv.errors import DifferenceError
 from ckptconv.options.table import OPTIONS
 from ckptconv.outputs import planning, safetensors
@@ -181,7 +182,7 @@ def last_task_dropped(kind: type[Any]) -> Plant:
 
 
 def engine(name: str, wrong: Callable[..., Any]) -> Plant:
-    return wrapped(worker.Worker, name, wrong)
+    return wrapped(worker.Worker if hasattr(worker.Worker, name) else Mover, name, wrong)
 
 
 def last_byte_not_written(right: Any, this: Any, offset: int, data: memoryview) -> None:
@@ -215,10 +216,9 @@ def tile_in_wrong_place(right: Any, this: Any, tile: tasks.Tile) -> int:
 
 def columns_exchanged(right: Any, group: list[Any], unit: int) -> Iterator[Any]:
     for block in right(group, unit):
-        one, other = block.pieces[:2]
-        parts = one.part._replace(offset=other.part.offset), other.part._replace(offset=one.part.offset)
-        pieces = [one._replace(part=parts[0]), other._replace(part=parts[1]), *block.pieces[2:]]
-        yield block._replace(pieces=pieces)
+        (one, *first), (other, *second) = block[:2]
+        parts = one._replace(offset=other.offset), other._replace(offset=one.offset)
+        yield [(parts[0], *first), (parts[1], *second), *block[2:]]
 
 
 def checksum_of_less(right: Any, this: Any, part: Data, start: int, data: memoryview) -> None:
@@ -353,7 +353,7 @@ FAULTS: dict[str, tuple[Plant, dict[str, Any]]] = {
     "buffers are exchanged": (engine("read", buffers_exchanged), {}),
     "small tensors are cast in the wrong order": (engine("convert", batch_in_wrong_order), F16),
     "tiles are written in the wrong place": (engine("place", tile_in_wrong_place), SMALL),
-    "columns are exchanged": (wrapped(tasks, "row_blocks", columns_exchanged), SMALL),
+    "columns are exchanged": (wrapped(rows, "row_blocks", columns_exchanged), SMALL),
     "checksums are of other bytes": (engine("digest", checksum_of_less), {**SHARDS, "checksum": True}),
     "offsets in the header are exchanged": (header(offsets_exchanged), {}),
     "the header is filled up with line ends": (header(lambda data: data.rstrip(b" ").ljust(len(data), b"\n")), {}),

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ckptconv.engine.execute import in_threads
+from ckptconv.engine.threads import in_threads
 from ckptconv.errors import UNWRITTEN, CorruptError, UsageError, leaving
 from ckptconv.features.deltas.changes import read_chain
 from ckptconv.features.deltas.options import PATCHING

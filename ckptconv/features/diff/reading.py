@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from ckptconv.engine.execute import in_processes, in_threads
-from ckptconv.engine.tasks import ALIGNMENT, Needs, Piece, Window
+from ckptconv.engine.execute import in_processes
+from ckptconv.engine.tasks import ALIGNMENT, Piece, Window
+from ckptconv.engine.threads import in_threads
 from ckptconv.engine.worker import Worker
 from ckptconv.features.diff.changes import Change, Measured, Squares, Tolerance, compared, squares_of, widened
 from ckptconv.options.table import Options
@@ -309,10 +310,9 @@ class _Comparing:
     def carry_out(self, pairs: Sequence[Pair], groups: Callable[[], Iterator[Iterable[_Task]]], nbytes: int) -> None:
         """Carry out `groups()` of tasks for `pairs`, the same each time, which read about `nbytes`."""
         if self._ahead:
-            needs = Needs(self._unit)
-            with reached("").prefetching(
-                self._readers, lambda task: needs(task.window), memory=self._ahead
-            ) as prefetch:
+            far = reached("")
+            needs = far.needs(self._unit)
+            with far.prefetching(self._readers, lambda task: needs(task.window), memory=self._ahead) as prefetch:
                 workers = [self._worker(prefetch)]
                 workers[0].run(prefetch.over(itertools.chain.from_iterable(groups())))
             self.bytes_read += prefetch.bytes_fetched

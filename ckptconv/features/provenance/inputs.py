@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from ckptconv.engine.execute import in_threads
+from ckptconv.engine.threads import in_threads
 from ckptconv.errors import FailedError
 from ckptconv.options.table import Options
 from ckptconv.outputs.planning import Output

@@ -18,8 +18,8 @@ from ckptconv.formats.values import first_bytes
 from ckptconv.pickles.nodes import Composite
 from ckptconv.plan import Input
 from ckptconv.storage import strict_json
-from ckptconv.storage.coalesce import DESCRIPTIONS, max_gap
 from ckptconv.storage.files import Readers
+from ckptconv.storage.reading import DESCRIPTIONS, max_gap
 from ckptconv.structure import parted
 from ckptconv.tensors import casting
 from ckptconv.tensors.dtypes import DTYPES

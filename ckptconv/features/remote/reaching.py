@@ -11,6 +11,7 @@ from ckptconv.features.remote.files import RemoteReader, listing, look
 from ckptconv.features.remote.stores import at, meant
 
 if TYPE_CHECKING:
+    from ckptconv.features.remote.needs import Needs
     from ckptconv.features.remote.prefetch import Prefetch, Task
     from ckptconv.features.remote.staging import UploadStaging
     from ckptconv.storage.files import Readers
@@ -45,6 +46,13 @@ def check_writable(url: str, options: Mapping[str, Any] | None = None) -> None:
     from ckptconv.features.remote import uploads
 
     uploads.check_writable(url, options)
+
+
+def needs(unit: int) -> Needs:
+    """Return what gives the ranges that a task of the engine reads, whose buffers have `unit` bytes."""
+    from ckptconv.features.remote.needs import Needs
+
+    return Needs(unit)
 
 
 def prefetching(readers: Readers, needs: Callable[[Task], Iterable[Range]], **settings: Any) -> Prefetch[Task]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ckptconv.engine.execute import TensorReader
+from ckptconv.engine.reader import TensorReader
 from ckptconv.errors import DifferenceError, LimitError, UnsupportedError
 from ckptconv.features.rows.buckets import Buckets
 from ckptconv.features.rows.columns import part

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckptconv.engine.execute import TensorReader
+from ckptconv.engine.reader import TensorReader
 from ckptconv.errors import UNWRITTEN, CorruptError, UsageError, leaving
 from ckptconv.features.rows.columns import padding, part
 from ckptconv.features.rows.layout import METADATA_KEY, PAD, RowLayout, dump

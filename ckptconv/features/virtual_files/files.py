@@ -11,8 +11,8 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ckptconv.engine.buffers import Tally
 from ckptconv.engine.ranges import FileBytes
-from ckptconv.engine.worker import Tally
 from ckptconv.errors import CorruptError, UsageError
 from ckptconv.formats import companions, opening
 from ckptconv.formats.change import UNCHANGED, Change

@@ -1,0 +1,133 @@
+"""The buffer of one thread, and what it reads, writes and digests: in few calls, and counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import TYPE_CHECKING, TypeAlias
+
+from ckptconv.plan import Data
+from ckptconv.storage.files import MAX_BUFFERS, Readers, is_read_far
+from ckptconv.storage.writing import Writer
+from ckptconv.tensors.moves import GAP, File, Runs
+from ckptconv.text import some
+
+if TYPE_CHECKING:
+    from ckptconv.storage.reading import Sources
+
+# Called with everything that is read for the output: the file, the runs in it, and their bytes.
+Seen: TypeAlias = Callable[[File, Runs, memoryview], None]
+
+# By name of a tensor: its CRC-32, or (offset, bytes, CRC-32) of every piece made so far.
+Digested: TypeAlias = "dict[str, int | list[tuple[int, int, int]]]"
+
+
+@dataclass(eq=False, repr=False)
+class Tally:
+    """Figures of carrying out a plan: bytes read, written and verified, and by name of a tensor, how many of its values
+    became infinite, and zero."""
+
+    bytes_read: int = 0
+    bytes_written: int = 0
+    bytes_verified: int = 0
+    infinite: Counter[str] = field(default_factory=Counter)
+    zero: Counter[str] = field(default_factory=Counter)
+
+    def add(self, other: Tally) -> None:
+        self.bytes_read += other.bytes_read
+        self.bytes_written += other.bytes_written
+        self.bytes_verified += other.bytes_verified
+        self.infinite.update(other.infinite)
+        self.zero.update(other.zero)
+
+    def lost(self, dtype: str) -> dict[str, str]:
+        """Return a warning of the values that became "infinite" in a cast to `dtype`, and of those that became "zero".
+
+        It names the tensors with most of them first.
+        """
+        warnings = {}
+        if self.infinite:
+            values, where = _summed(self.infinite)
+            warnings["infinite"] = f"{values} too large for {dtype} and became infinite, in {where}."
+        if self.zero:
+            values, where = _summed(self.zero)
+            warnings["zero"] = f"{values} too small for {dtype} and became zero, in {where}."
+        return warnings
+
+
+def _summed(counts: Mapping[str, int]) -> tuple[str, str]:
+    """Return how many values there are, and in which tensors."""
+    total = sum(counts.values())
+    names = sorted(counts.keys() - {""}, key=lambda name: (-counts[name], name))
+    return "1 value was" if total == 1 else f"{total:,} values were", some(names, 3) or "a tensor"
+
+
+class Buffers:
+    """A buffer of `unit` bytes, the size of a window, in which a thread makes what it writes."""
+
+    def __init__(
+        self, readers: Sources, writer: Writer | None, unit: int, digesting: bool = False, seen: Seen | None = None
+    ) -> None:
+        self.readers, self.writer, self.unit, self.seen = readers, writer, unit, seen
+        self.fetches = not isinstance(readers, Readers)
+        self.digests: Digested | None = {} if digesting else None
+        self.window = memoryview(bytearray(unit))
+        self.junk = memoryview(bytearray(GAP))
+        self.tally = Tally()
+        self.name = ""  # of the tensor that is being made
+        # The offsets of the trailers that were written.
+        self.trailers: set[int] = set()
+
+    def read(self, file: File, ranges: list[tuple[int, memoryview]]) -> None:
+        """Fill each buffer from its offset; read across small gaps instead of starting another read."""
+        ranges.sort(key=itemgetter(0))
+        skipped = self.junk
+        with self.readers.reading(file) as reader:
+            begin = end = ranges[0][0]
+            buffers: list[memoryview] = []
+            for offset, to in ranges:
+                gap = offset - end
+                if gap < 0 or gap > GAP or len(buffers) > MAX_BUFFERS - 2:
+                    reader.fill(begin, buffers)
+                    self.count(file, end - begin)
+                    begin, buffers = offset, []
+                elif gap:
+                    if gap != len(skipped):
+                        skipped = self.junk[:gap]
+                    buffers.append(skipped)
+                buffers.append(to)
+                end = offset + len(to)
+            reader.fill(begin, buffers)
+            self.count(file, end - begin)
+        if self.seen:
+            for offset, to in ranges:
+                self.seen(file, Runs(offset, len(to)), to)
+
+    def count(self, file: File, size: int) -> None:
+        """Count `size` bytes that were read of `file`."""
+        # Packed and remote data was counted when it was unpacked or fetched.
+        if file.packed is None and not (self.fetches and is_read_far(file)):
+            self.tally.bytes_read += size
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Write `data` at `offset` of the output file."""
+        assert self.writer is not None
+        self.writer.write_at(offset, data)
+
+    def digest(self, part: Data, start: int, data: memoryview) -> None:
+        """Add `data`, the bytes of `part` from `start` on, to its CRC-32."""
+        from ckptconv.storage.crc import crc32  # files without a manifest have none
+
+        assert self.digests is not None
+        if not start and len(data) == part.nbytes:
+            self.digests[part.name] = crc32(data)
+            return
+        pieces = self.digests.setdefault(part.name, [])
+        assert isinstance(pieces, list)
+        if pieces and pieces[-1][0] + pieces[-1][1] == start:
+            first, size, crc = pieces.pop()
+            pieces.append((first, size + len(data), crc32(data, crc)))
+        else:
+            pieces.append((start, len(data), crc32(data)))
