@@ -7,21 +7,16 @@ import dataclasses
 import json
 import os
 import sys
-import threading
-import time
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.cli.registered import DIFFERENCES
 from ckptconv.errors import CkptconvError, FailedError
 from ckptconv.storage import stores
-from ckptconv.text import cut, format_size, format_time, printable, reason
+from ckptconv.text import printable, reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-
-    from tqdm import tqdm
-    from typing_extensions import Self
 
     from ckptconv.cli.lines import Line
     from ckptconv.cli.printed import Failed
@@ -29,10 +24,6 @@ if TYPE_CHECKING:
 
 # The version of all schemas in `schemas`: it changes when a field changes its meaning, or goes.
 VERSION = 1
-# Seconds between two lines of progress if there is no terminal.
-INTERVAL = 5.0
-# Cells of a file's name that stand before a bar, and the narrowest terminal on which they do.
-SHORT, WIDE_ENOUGH = 24, 72
 # The styles of an overview on a terminal.
 _STYLES = {"title": "bold", "name": "cyan", "dim": "dim", "good": "green", "warning": "yellow"}
 
@@ -58,14 +49,6 @@ class Printer:
     def warn(self, text: str) -> None:
         say(f"warning: {text}")
 
-    def progress(self) -> Counting:
-        """Return a bar on a terminal, plain lines elsewhere, and nothing if quiet."""
-        if self.quiet or not self.progress_shown:
-            return Counting()
-        from ckptconv.cli.terminal import can_rewrite
-
-        return OneBar() if can_rewrite(sys.stderr) else Lines()
-
     def report(self, result: Any, lines: Iterable[str]) -> None:
         """Print the report of a command: as JSON its `result`, a dataclass, else `lines`, unless quiet."""
         for warning in result.warnings:
@@ -77,10 +60,13 @@ class Printer:
 
     def done(self, report: Report) -> None:
         """Report the end of a conversion. If that fails it only warns, because the outputs are complete."""
-        from ckptconv.cli import reports
+        lines: list[str] = []
+        if not self.quiet and not self.json:
+            from ckptconv.cli.reports import of_conversion
 
+            lines = of_conversion(report, self.verbose)
         try:
-            self.report(report, reports.of_conversion(report, self.verbose))
+            self.report(report, lines)
         except FailedError as error:
             self.warn(str(error))
 
@@ -151,97 +137,3 @@ def say(text: str) -> None:
     """Print a line to stderr. The work goes on if stderr is closed."""
     with contextlib.suppress(OSError):
         print(f"ckptconv: {printable(text)}", file=sys.stderr, flush=True)
-
-
-class Counting:
-    """Counts bytes written, from any thread. Shows nothing itself."""
-
-    def __init__(self) -> None:
-        self.total = self.done = 0
-        self.current = ""
-        self.started = time.monotonic()
-        self._lock = threading.Lock()
-
-    def begin(self, total: int) -> None:
-        """Start, or start again, with `total` bytes to be written."""
-        self.total, self.done = total, 0
-        self.started = time.monotonic()
-
-    def resize(self, total: int) -> None:
-        """Say that `total` bytes are to be written after all."""
-        self.total = total
-
-    def __call__(self, count: int) -> None:
-        with self._lock:
-            self.done += count
-            self.show(count)
-
-    def on_file(self, name: str) -> None:
-        """Note that the output file `name` is begun."""
-        self.current = printable(name.removesuffix(".safetensors"))
-
-    def show(self, count: int) -> None:
-        """Show that `count` more bytes are done."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Leave the terminal as it was."""
-
-
-class Lines(Counting):
-    """Prints a plain line every few seconds, for logs."""
-
-    def begin(self, total: int) -> None:
-        super().begin(total)
-        self._next = self.started + INTERVAL
-
-    def show(self, count: int) -> None:
-        now = time.monotonic()
-        if now < self._next or not self.done:
-            return
-        self._next = now + INTERVAL
-        rate = self.done / (now - self.started)
-        left = (self.total - self.done) / rate
-        say(
-            f"{self.done / self.total:.0%}, {format_size(self.done)} of {format_size(self.total)} "
-            f"at {format_size(rate)}/s, {format_time(left)} left, {self.current}".removesuffix(", ")
-        )
-
-
-class OneBar(Counting):
-    """One bar with bytes, rate and the time left."""
-
-    _bar: tqdm[Any] | None = None
-
-    def begin(self, total: int) -> None:
-        from tqdm import tqdm
-
-        super().begin(total)
-        if self._bar is not None:
-            self._bar.close()
-        tqdm.monitor_interval = 0  # no thread that watches over it
-        self._bar = tqdm(total=self.total, unit="B", unit_scale=True, leave=False, file=sys.stderr, dynamic_ncols=True)
-
-    def resize(self, total: int) -> None:
-        super().resize(total)
-        if self._bar is not None:
-            self._bar.total = total
-
-    def on_file(self, name: str) -> None:
-        super().on_file(name)
-        if self._bar is not None:
-            with contextlib.suppress(OSError):
-                is_wide = os.get_terminal_size(sys.stderr.fileno()).columns >= WIDE_ENOUGH
-                self._bar.set_description_str(cut(self.current, SHORT) if is_wide else "")
-
-    def show(self, count: int) -> None:
-        if self._bar is not None:
-            with contextlib.suppress(OSError):
-                self._bar.update(count)
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            with contextlib.suppress(OSError):
-                self._bar.close()

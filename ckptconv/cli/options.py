@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import re
@@ -197,8 +198,13 @@ def run(
     """Carry out a `command`: show the progress of `call`, a function of the library, and let no signal stop the report
     after it. Return the printer of its report, and the result."""
     output = output_of(command, options)
-    with output.progress() as progress:
-        result = call(*arguments, progress=progress, on_total=progress.begin, **more, **options)
+    with contextlib.ExitStack() as stack:
+        if output.progress_shown:
+            from ckptconv.cli.progress import shown_by
+
+            progress = stack.enter_context(shown_by(output))
+            more |= {"progress": progress, "on_total": progress.begin}
+        result = call(*arguments, **more, **options)
     signals.ignore()
     return output, result
 
@@ -208,4 +214,5 @@ def output_of(command: str, options: dict[str, Any]) -> Printer:
     from ckptconv.cli.console import Printer  # not needed for --help
 
     shown = {name: options.pop(name) for name in ("json", "quiet", "verbose") if name in options}
-    return Printer(command, progress_shown=options.pop("progress", True), **shown)
+    is_watched = options.pop("progress", True) and not shown.get("quiet")
+    return Printer(command, progress_shown=is_watched, **shown)

@@ -276,7 +276,7 @@ def test_variables_are_defaults_that_options_override(monkeypatch: pytest.Monkey
 
 
 def test_progress_can_be_turned_off_by_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ckptconv.cli.console.INTERVAL", -1)
+    monkeypatch.setattr("ckptconv.cli.progress.INTERVAL", -1)
     for value, shown in (("0", False), ("off", False), ("1", True), ("TRUE", True), ("", True)):
         monkeypatch.setenv("CKPTCONV_PROGRESS", value)
         assert (" left" in done(ckptconv_here("pt2safetensors", "model.pt")).err) == shown, value

@@ -31,7 +31,7 @@ from effort import TIMES
 from processes import PROGRAM, Process, failing, prepared, shown_on
 from safetensors.torch import load_file, save_file
 
-from ckptconv.cli import console as report
+from ckptconv.cli import progress as report
 from ckptconv.formats.registered import LONE
 from ckptconv.options import registered
 
@@ -55,16 +55,16 @@ atexit.register(tell)
 EAGER = """
 import os, sys
 os.environ["TQDM_MININTERVAL"] = "0"
-from ckptconv.cli import console, main
-console.INTERVAL = 0.0
+from ckptconv.cli import main, progress
+progress.INTERVAL = 0.0
 main.main(sys.argv[1:])
 """
 # Says "!" on stdout when something is written, and goes on when its stdin ends.
 HELD = """
 import os, sys, threading
-from ckptconv.cli import console, main
+from ckptconv.cli import main, progress
 from ckptconv.storage import writing
-console.INTERVAL = 0.0
+progress.INTERVAL = 0.0
 begun = threading.Lock()
 write_at = writing.LocalWriter.write_at
 def held(self, offset, data):

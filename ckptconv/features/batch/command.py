@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ckptconv.cli.options import output_of
+from ckptconv.cli.progress import shown_by
 from ckptconv.errors import UsageError
 from ckptconv.features.batch import running
 from ckptconv.features.batch.naming import InputWord, output_paths
@@ -65,7 +66,7 @@ def carry_out(words: Sequence[str], options: dict[str, Any]) -> int:
         for (source, entry), output in zip(inputs, outputs, strict=True)
     ]
     at_once, each_one = shares(options, len(words), any(map(is_remote, (*words, directory))))
-    with shown.progress() as progress:
+    with shown_by(shown) as progress:
         results, stopped = running.run(tasks, each_one, at_once, progress)
     running.report(shown, results, stopped, time.monotonic() - started, dry_run=options.get("dry_run", False))
     return running.exit_code(results, stopped)

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ckptconv.cli import failures, signals
-from ckptconv.cli.console import Counting, Printer, say
+from ckptconv.cli.console import Printer, say
+from ckptconv.cli.progress import Counting
 from ckptconv.cli.reports import recorded
 from ckptconv.cli.terminal import width
 from ckptconv.errors import UNPUBLISHED, UNWRITTEN, CkptconvError, FailedError, StoppedError, UsageError

@@ -60,10 +60,11 @@ def steps(
     """
     from ckptconv.cli.console import say
     from ckptconv.cli.failures import described
+    from ckptconv.cli.progress import shown_by
     from ckptconv.features.steps.survey import survey
 
     output, last = output_of("steps", options), options.pop("last", False)
-    with output.progress() as progress:
+    with shown_by(output) as progress:
         summary = survey(run, progress=progress, on_total=progress.begin, **options)
     signals.ignore()
     for warning in summary.warnings:

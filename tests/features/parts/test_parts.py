@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from processes import PROGRAM, prepared
 
 from ckptconv import finish
-from ckptconv.cli import console as report
+from ckptconv.cli import progress as report
 from ckptconv.errors import UsageError
 from ckptconv.features.parts.making import assign
 from ckptconv.features.parts.numbers import parse_part
