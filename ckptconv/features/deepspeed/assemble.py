@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.features.deepspeed import partitions as zero_layout
-from ckptconv.features.deepspeed.cuts import FUSED, cut_flat, cut_pieces, experts_of
+from ckptconv.features.deepspeed.cuts import FUSED, cut_pieces, experts_of
 from ckptconv.features.deepspeed.partitions import Shape
 from ckptconv.features.deepspeed.records import ModelFile, OptimFile, misfit
-from ckptconv.features.deepspeed.shapes import Layers, find_shapes
 from ckptconv.features.deepspeed.states import read_states
 from ckptconv.features.deepspeed.weights import Weights
 from ckptconv.storage.paths import basename
 from ckptconv.tensors.lazy import Concat, LazyTensor, View, same_bytes
+
+if TYPE_CHECKING:
+    from ckptconv.features.deepspeed.shapes import Layers
 
 # Reads the model file of a data-parallel rank.
 ReadModel = Callable[[int], ModelFile]
@@ -69,14 +71,20 @@ def assemble(
     expert files. `layers` reads the layer files, which may be needed for shapes. Raises CorruptError if files
     contradict each other, UnsupportedError if the weights are elsewhere.
     """
-    shapes = find_shapes(model, optims, saved, layers)
+    shapes = model.shapes if model.shapes is not None else optims[0].shapes
+    if shapes is None or len(shapes) != len(optims[0].masters):
+        from ckptconv.features.deepspeed.shapes import find_shapes  # of early releases, and of ranks that list none
+
+        shapes = find_shapes(model, optims, saved, layers)
     _check_layout(model, optims, shapes, where)
     weights = Weights(where, optims[0].stage, len(optims))
     experts = experts_of(model, optims, shapes)
-    groups = [
-        cut_pieces(group, named, optims) if weights.stage == 3 else cut_flat(group, named, optims, where, experts)
-        for group, named in enumerate(shapes)
-    ]
+    if weights.stage == 3:
+        groups = [cut_pieces(group, named, optims) for group, named in enumerate(shapes)]
+    else:
+        from ckptconv.features.deepspeed.flat import cut_flat
+
+        groups = [cut_flat(group, named, optims, where, experts) for group, named in enumerate(shapes)]
     for number, group in enumerate(groups):
         for name, tensor in group.apply([optim.masters[number] for optim in optims]):
             if name in weights.trainable:

@@ -20,12 +20,14 @@ from ckptconv.formats.run_names import (
     MODEL_STATES,
     OPTIMIZER_STATES,
     STATES,
+    ZERO,
     is_tag_directory,
     tags_in,
 )
 from ckptconv.storage.inside import check_inside, leads_out
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
+from ckptconv.storage.reading import Entry
 from ckptconv.tensors.moves import File
 from ckptconv.text import format_size
 
@@ -254,3 +256,33 @@ def files_of(directory: Location, without: Collection[str] = ()) -> TagFiles:
         files_by_kind[kind][rank] = entry.file
     kinds: dict[str, Any] = {_FIELDS[kind]: files for kind, files in files_by_kind.items()}
     return TagFiles(directory.path, **kinds, others=tuple(others))
+
+
+def locate_universal(place: Location, tag: str) -> Location | None:
+    """Return the universal checkpoint that `place` names: itself, or the one that `tag` or `latest_universal` names;
+    None if there is none."""
+    if place.kind != "directory":
+        return None
+    names = place.names
+    if is_universal(names):
+        check_tag(place.path, tag)
+        return place
+    if LATEST in names and not tag:
+        return None  # it holds an ordinary checkpoint, which is the one meant
+    missing = Entry("missing", File("", 0))
+    if not tag and LATEST_UNIVERSAL in names:
+        where = place.join(LATEST_UNIVERSAL)
+        tag = where.read_text(MAX_TAG).strip()
+        check_inside(tag, where.path, place.path, nested=False)
+        if names.get(tag, missing).kind != "directory":
+            raise CorruptError(f"{where} names {tag!r}, but no such directory is next to it.")
+    if names.get(tag, missing).kind != "directory":
+        return None
+    inner = place.child(tag)
+    return inner if is_universal(inner.names) else None
+
+
+def is_universal(names: Mapping[str, Entry]) -> bool:
+    """Whether a directory with these names is a universal checkpoint."""
+    kinds = [kind_of(name) for name in names]
+    return ZERO in names and names[ZERO].kind == "directory" and "model" in kinds and "optim" not in kinds

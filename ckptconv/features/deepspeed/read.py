@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
 from ckptconv.features.deepspeed import locate as zero_files
-from ckptconv.features.deepspeed import universal
 from ckptconv.features.deepspeed.assemble import assemble, is_whole, whole
 from ckptconv.features.deepspeed.locate import FAMILY, TagFiles
 from ckptconv.features.deepspeed.records import MAX_RANKS, ModelFile, OptimFile, Reading
@@ -108,7 +107,11 @@ class _Opened:
 
 def read(location: Location, wanted: Wanted) -> Source:
     """Open the checkpoint that `location` names, universal or ordinary."""
-    return universal.read(location, wanted) or _read(location, wanted)
+    if (tagged := zero_files.locate_universal(location, wanted.tag)) is None:
+        return _read(location, wanted)
+    from ckptconv.features.deepspeed import universal
+
+    return universal.read(location, tagged, wanted)
 
 
 def _read(location: Location, wanted: Wanted) -> Source:

@@ -18,9 +18,8 @@ from ckptconv.features.deepspeed.partitions import Shape
 from ckptconv.features.deepspeed.records import Fields, ModelFile, Reading
 from ckptconv.features.deepspeed.states import own
 from ckptconv.features.deepspeed.weights import Weights
-from ckptconv.formats.run_names import COMMON, LATEST, LATEST_UNIVERSAL, MAX_TAG, WEIGHTS, ZERO
+from ckptconv.formats.run_names import COMMON, LATEST_UNIVERSAL, WEIGHTS, ZERO
 from ckptconv.formats.source import Defaults, Source, Wanted
-from ckptconv.storage.inside import check_inside
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
 from ckptconv.storage.reading import Entry
@@ -28,41 +27,8 @@ from ckptconv.tensors.lazy import LazyTensor, View, untagged
 from ckptconv.tensors.moves import File
 
 
-def _locate(place: Location, tag: str) -> Location | None:
-    """Return the universal checkpoint that `place` names: itself, or the one that `tag` or `latest_universal` names;
-    None if there is none."""
-    if place.kind != "directory":
-        return None
-    names = place.names
-    if is_universal(names):
-        zero_files.check_tag(place.path, tag)
-        return place
-    if LATEST in names and not tag:
-        return None  # it holds an ordinary checkpoint, which is the one meant
-    missing = Entry("missing", File("", 0))
-    if not tag and LATEST_UNIVERSAL in names:
-        where = place.join(LATEST_UNIVERSAL)
-        tag = where.read_text(MAX_TAG).strip()
-        check_inside(tag, where.path, place.path, nested=False)
-        if names.get(tag, missing).kind != "directory":
-            raise CorruptError(f"{where} names {tag!r}, but no such directory is next to it.")
-    if names.get(tag, missing).kind != "directory":
-        return None
-    inner = place.child(tag)
-    return inner if is_universal(inner.names) else None
-
-
-def is_universal(names: Mapping[str, Entry]) -> bool:
-    """Whether a directory with these names is a universal checkpoint."""
-    kinds = [zero_files.kind_of(name) for name in names]
-    return ZERO in names and names[ZERO].kind == "directory" and "model" in kinds and "optim" not in kinds
-
-
-def read(place: Location, wanted: Wanted) -> Source | None:
-    """Open the universal checkpoint that `place` names; return None if it names none."""
-    tagged = _locate(place, wanted.tag)
-    if tagged is None:
-        return None
+def read(place: Location, tagged: Location, wanted: Wanted) -> Source:
+    """Open the universal checkpoint in the directory `tagged`, which `place` names."""
     directory, is_named = tagged.path, tagged is not place and not wanted.tag
     # One that any stage can load has a model file under each stage's name: they are the same.
     files = zero_files.files_of(tagged, [name for name in tagged.names if _as_below_3(name) in tagged.names])
