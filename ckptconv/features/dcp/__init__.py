@@ -1,8 +1,8 @@
 """Directories of torch.distributed.checkpoint (DCP), as FSDP, torchtitan and Megatron-core write them.
 
-In: the place of a directory. `locate` recognizes it, `metadata` reads its description, `entries` finds each chunk in
-the `.distcp` files, `joining.chunks` joins them, `joining.names` says what is model and what optimizer, `dialects`
-which programs add more. Out: a `Source`. `dcp2safetensors` is the command.
+In: the place of a directory. `locate` recognizes it, `described` and `metadata` read its description, `entries` finds
+each chunk in the `.distcp` files, `in_safetensors` in others, `joining.chunks` joins them, `joining.names` says what is
+model and what optimizer, `dialects` which programs add more. Out: a `Source`. `dcp2safetensors` is the command.
 """
 
 from __future__ import annotations

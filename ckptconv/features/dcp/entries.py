@@ -11,29 +11,26 @@ from __future__ import annotations
 import array
 import functools
 import math
-import zlib
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.errors import CorruptError, UnsupportedError, damaged
 from ckptconv.features.dcp.archive_templates import ArchivePatterns
-from ckptconv.features.dcp.metadata import Chunk, Description, EntryPlace, SavedTensor, Shape
-from ckptconv.features.dcp.names import SHARDING
+from ckptconv.features.dcp.metadata import Chunk, Description, EntryPlace, SavedTensor, agree
 from ckptconv.features.joining.chunks import ChunkTile
 from ckptconv.features.joining.chunks import join as join_tiles
 from ckptconv.features.joining.names import MAX_VALUE, named, named_in
-from ckptconv.formats import model_files
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.zip import read_zip
 from ckptconv.storage import LOCAL_SIGNATURE as ZIP
 from ckptconv.storage.files import BufferedReader
 from ckptconv.storage.location import Location
 from ckptconv.storage.reading import Reader
-from ckptconv.storage.records import Record, Records, combine
+from ckptconv.storage.records import Record, Records
 from ckptconv.tensors.lazy import LazyTensor, Stored, same_bytes, untagged
-from ckptconv.tensors.moves import File, Packed
+from ckptconv.tensors.moves import File
 from ckptconv.text import some
 
 ZSTD = ("stream.zstd/1",)
@@ -44,21 +41,6 @@ _SMALL = 1 << 11
 _ATOMS = frozenset({bool, int, float, str, type(None)})
 # Bytes kept at either end of a compressed entry: an archive of one tensor has a few KiB in addition to its data.
 _ENDS = 1 << 16
-
-
-class _Ends(Reader):
-    """A file of which only the beginning and the end are known."""
-
-    def __init__(self, file: File, head: bytes, tail: bytes) -> None:
-        self.file, self._head, self._tail = file, head, tail
-
-    def read_at(self, offset: int, length: int) -> bytes:
-        if offset + length <= len(self._head):
-            return self._head[offset : offset + length]
-        start = self.file.size - len(self._tail)
-        if offset >= start and offset + length <= self.file.size:
-            return self._tail[offset - start : offset - start + length]
-        raise UnsupportedError(f"{self.file.path} holds more than one tensor, and is compressed.")
 
 
 @dataclass
@@ -192,7 +174,9 @@ class Entries:
         data = self._alike(place, reader)
         if data is None:
             if not place.transforms and reader.read_at(place.offset, min(place.length, len(ZIP))) != ZIP:
-                return self._in_safetensors(name, tensor, chunk, place, reader)
+                from ckptconv.features.dcp.in_safetensors import chunk_in  # of few checkpoints
+
+                return chunk_in(self._headers, name, tensor, chunk, reader)
             nbytes = math.prod(chunk.sizes) * tensor.dtype.itemsize
             archive, start, size = self._archive(place, reader, _ENDS, nbytes + _ENDS)
             read = self._read(archive, start, size)
@@ -202,7 +186,7 @@ class Entries:
             data = untagged(read.value)
             if isinstance(data, Stored) and len(read.records) == 1:
                 self._patterns.learn(archive, start, size, data, read.records[0])
-        _agree(where, (data.dtype, data.shape), (tensor.dtype, chunk.sizes))
+        agree(where, (data.dtype, data.shape), (tensor.dtype, chunk.sizes))
         return data
 
     def _alike(self, place: EntryPlace, reader: BufferedReader) -> LazyTensor | None:
@@ -224,18 +208,15 @@ class Entries:
             raise UnsupportedError(
                 f"{reader.file.path}: entries use the unknown transform {', '.join(place.transforms)[:200]}."
             )
-        packed = Packed(reader.file, place.offset, place.length, None, "zstandard")
-        file = File(f"{reader.file.path} (entry at byte {place.offset})", 0, reader.file.stamp, packed)
-        from ckptconv.features.dcp.ends import ends_of  # few checkpoints are compressed
+        from ckptconv.features.dcp.ends import EndsReader  # few checkpoints are compressed
 
         # Decompression takes time, and an entry may lie about its size: the size of the files bounds all of it
         # together.
         room = MAX_GROWTH * sum(file_read.size for file_read in self.files.values()) + ROOM_TO_GROW - self._unpacked
-        ends = ends_of(file, reader, keep, min(most, room))
-        self._unpacked += ends.size
+        ends = EndsReader(reader, place.offset, place.length, keep, min(most, room))
+        self._unpacked += ends.file.size
         self.bytes_read += place.length
-        file = file._replace(size=ends.size, packed=packed._replace(crc=ends.crc))
-        return _Ends(file, ends.head, ends.tail), 0, ends.size
+        return ends, 0, ends.file.size
 
     def _read(self, archive: Reader, start: int, size: int) -> TorchFile:
         """Read an archive, and record its storages."""
@@ -243,102 +224,10 @@ class Entries:
         if archive.file.packed is None:
             self.records.setdefault(archive.file.path, []).extend(torch_file.records)
         else:
-            _check_packed(archive, torch_file.records)
+            from ckptconv.features.dcp.ends import check_packed
+
+            check_packed(archive, torch_file.records)
         return torch_file
-
-    # ---- SerializationFormat.SAFETENSORS
-
-    def _in_safetensors(
-        self, name: str, tensor: SavedTensor, chunk: Chunk, place: EntryPlace, reader: BufferedReader
-    ) -> LazyTensor:
-        """Return a chunk from the safetensors file that begins at its place."""
-
-        def where() -> str:
-            return f"{reader.file.path}: the chunk of {named(name)} at {list(chunk.offsets)}"
-
-        key = place.name, place.offset
-        if key not in self._headers:
-            head = reader.read_at(place.offset, min(16, reader.file.size - place.offset))
-            if not model_files.looks_like_safetensors(head, reader.file.size - place.offset):
-                raise damaged(
-                    f"{where()} is not an archive of torch.save: at byte {place.offset} is {head!r}. The file belongs "
-                    "to another save, or is damaged."
-                )
-            from ckptconv.formats.safetensors import read_header
-
-            header = read_header(reader, place.offset)
-            self._headers[key] = {
-                part: Chunk(offsets, stored.shape, stored)
-                for part, (offsets, stored) in offsets_of(header.tensors, header.metadata, reader.file.path).items()
-            }
-        known = self._headers[key].get(name)
-        if known is None:
-            raise CorruptError(f"{where()} is not in the safetensors file at byte {place.offset}.")
-        stored = known.place
-        assert isinstance(stored, Stored)
-        if known.offsets != chunk.offsets:
-            raise CorruptError(
-                f"{where()} is missing: the only chunk of that name begins at {list(known.offsets)}. When a rank has "
-                "several chunks of a tensor, torch saves only the last one.",
-                "Save it again, in the default format.",
-            )
-        _agree(where, (stored.dtype, stored.shape), (tensor.dtype, chunk.sizes))
-        if place.length != stored.nbytes:
-            raise CorruptError(f"{where()} has {stored.nbytes} bytes, but the metadata says {place.length}.")
-        return stored
-
-
-def _agree(where: Callable[[], str], actual: tuple[Any, Shape], said: tuple[Any, Shape]) -> None:
-    if actual != said:
-        raise CorruptError(
-            f"{where()} is {actual[0]} of shape {list(actual[1])}, but the metadata says {said[0]} of shape "
-            f"{list(said[1])}: the file belongs to another save, or is damaged."
-        )
-
-
-def _check_packed(archive: Reader, records: Records) -> None:
-    """Raise CorruptError if the checksums of a decompressed archive's storages are wrong.
-
-    The data itself was not kept. But its checksum and those of the bytes around it, combined, must be that of all.
-    """
-    at, parts = 0, []
-    for record in records:
-        if record.crc is None:
-            return
-        before = archive.read_at(at, record.offset - at)
-        parts += [(at, len(before), zlib.crc32(before)), (record.offset, record.size, record.crc)]
-        at = record.offset + record.size
-    after = archive.read_at(at, archive.file.size - at)
-    parts.append((at, len(after), zlib.crc32(after)))
-    assert archive.file.packed is not None
-    if combine(part for part in parts if part[1]) != archive.file.packed.crc:
-        raise damaged(f"{archive.file.path}: the checksum of its tensor is wrong: the tensor has changed.")
-
-
-def offsets_of(
-    tensors: Mapping[str, Stored], metadata: Mapping[str, str], where: str
-) -> dict[str, tuple[Shape, Stored]]:
-    """Return a safetensors file's tensors, each with its offsets in the tensor that it is a chunk of."""
-    from ckptconv.storage import strict_json  # no other entries have JSON
-
-    try:
-        info = strict_json.parse(metadata.get(SHARDING, "{}"))
-    except ValueError:
-        info = None
-    if type(info) is not dict:
-        raise CorruptError(f"{where}: its {SHARDING} is not a JSON object.")
-    offset_tensors = {}
-    for name, stored in tensors.items():
-        entry = info.get(name)
-        offsets = entry.get("saved_offsets") if type(entry) is dict else None
-        if (
-            type(offsets) is not list
-            or len(offsets) != len(stored.shape)
-            or any(type(offset) is not int or not 0 <= offset < 1 << 62 for offset in offsets)
-        ):
-            raise CorruptError(f"{where}: its {SHARDING} does not give the offset of {named(name)}.")
-        offset_tensors[name] = tuple(offsets), stored
-    return offset_tensors
 
 
 def records_of(by_path: Mapping[str, Iterable[Record]]) -> dict[str, Records]:

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ckptconv.errors import CorruptError
+from ckptconv.features.dcp.described import describe
 from ckptconv.features.dcp.entries import Entries
 from ckptconv.features.dcp.locate import located
 from ckptconv.features.dcp.metadata import Description
-from ckptconv.features.dcp.read import describe
 from ckptconv.features.joining import names as dcp_names
 from ckptconv.features.joining.names import named
 from ckptconv.storage.location import Location

@@ -9,7 +9,7 @@ read, and everything that follows is linear in their number.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
@@ -395,3 +395,12 @@ def _checked_path(path: Any, where: str) -> Path:
     if len(path) > MAX_DEPTH:
         raise LimitError(f"{where}: planner_data has a path of {len(path)} steps; at most {MAX_DEPTH} are supported.")
     return path
+
+
+def agree(where: Callable[[], str], actual: tuple[Any, Shape], said: tuple[Any, Shape]) -> None:
+    """Raise CorruptError, about a chunk, if its `actual` dtype and shape are not those that the metadata `said`."""
+    if actual != said:
+        raise CorruptError(
+            f"{where()} is {actual[0]} of shape {list(actual[1])}, but the metadata says {said[0]} of shape "
+            f"{list(said[1])}: the file belongs to another save, or is damaged."
+        )

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
-from ckptconv.errors import UnsupportedError
+from ckptconv.errors import CkptconvError, UnsupportedError
+from ckptconv.features.dcp.described import Described
 from ckptconv.features.dcp.metadata import Description, EntryPlace, SavedTensor, Shape
-from ckptconv.features.joining.names import Path, dotted, named, split_name
+from ckptconv.features.joining.names import Path, dotted, named, split_name, subtree
 from ckptconv.formats.numbering import Model, Order
-from ckptconv.formats.states import is_statistic, may_be_trained
+from ckptconv.formats.states import by_parameter, is_numbered, is_statistic, may_be_trained
+from ckptconv.formats.states import named as named_states
 from ckptconv.text import some
 
 # A state of a numbered parameter, below its optimizer.
@@ -116,3 +118,45 @@ def _files(parameters: Collection[_States]) -> set[str]:
         for chunk in tensor.chunks
         if isinstance(chunk.place, EntryPlace)
     }
+
+
+def read_states(
+    checkpoint: Described, parameters: Mapping[str, SavedTensor], orders: Sequence[Order], is_model: bool
+) -> tuple[dict[str, Any] | None, CkptconvError | None, list[str], Mapping[str, Hashable]]:
+    """Return the states by parameter, and the groups, of the optimizers in `checkpoint`, None if there are none; why
+    they cannot be converted; notes on the source of names of numbers; and the identity of its files.
+
+    `parameters` are the model's weights, and `orders` those that the user gives. `is_model`: the checkpoint has these
+    weights too.
+    """
+    described, roles = checkpoint.described, checkpoint.roles
+    names: dict[Path, list[str]] = {}
+    for name, way in described.paths.items():
+        optimizer = roles.optimizer_of(way)
+        if optimizer is not None:
+            names.setdefault(optimizer, []).append(name)
+    if not names and not is_model:
+        names[()] = list(described.paths)
+    error = pieces_error(described, names, parameters.values(), checkpoint.directory)
+    if error:
+        return None, error, [], {}
+    trees = []
+    for at, of_optimizer in names.items():
+        tree = checkpoint.tree(of_optimizer, key=dotted(at))
+        beside = dotted(roles.model_beside(at))
+        trees.append((f"{beside}." if beside else "", subtree(tree, at)))
+    numbered = [tree for _, tree in trees if is_numbered(tree, parameters)]
+    if not numbered or len(numbered) < len(trees):
+        return by_parameter(trees, parameters, checkpoint.directory), None, [], {}
+    try:
+        optimizers = [(dotted(at), tree) for at, tree in zip(names, numbered, strict=True)]
+        states, by = named_states(optimizers, model_of(parameters, orders), checkpoint.directory)
+    except UnsupportedError as unnamed:
+        if len(trees) > 1 or orders:
+            return None, unnamed, [], {}
+        kept = (
+            "The optimizer's states keep numbers instead of names, because the names of its parameters are not known: "
+            f"{unnamed.message}"
+        )
+        return by_parameter([("", numbered[0])], parameters, checkpoint.directory), None, [kept], {}
+    return states, None, by.notes, by.inputs

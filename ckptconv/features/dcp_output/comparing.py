@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckptconv.errors import CkptconvError, DifferenceError
+from ckptconv.features.dcp.described import Described
 from ckptconv.features.dcp.names import METADATA
-from ckptconv.features.dcp.read import Described
 from ckptconv.features.dcp_output.contents import SHARDS, contents, cut, entry_name, file_plans
 from ckptconv.features.dcp_output.gathered import Gathered
 from ckptconv.features.dcp_output.layout import layout_of

@@ -45,7 +45,7 @@ class Layout:
 
 def read_layout(place: Location) -> Layout:
     """Read the layout of the checkpoint in the directory `place`, or below it. Raise UsageError if there is none."""
-    from ckptconv.features.dcp.read import describe
+    from ckptconv.features.dcp.described import describe
 
     directory = located(place).directory
     behind = [join_path(directory.path, name) for name in directory.names]
