@@ -21,12 +21,12 @@ PAGE = ROOT / "CONTRIBUTING.md"
 BEGIN, END = "<!-- house: begin -->", "<!-- house: end -->"
 # The rooms from the lowest to the highest.
 ORDER = (
-    "errors", "version", "text", "process", "options", "result", "tensors", "plan", "storage", "pickles",
+    "errors", "version", "text", "cells", "process", "options", "result", "tensors", "plan", "storage", "pickles",
     "engine", "structure", "formats", "outputs", "verification", "publish", "conversion",
     "cli", "features", "__main__", "__init__",
 )  # fmt: skip
 # Too many arrows lead to these to be drawn.
-EVERYWHERE = ("errors", "version", "text", "process", "options", "result")
+EVERYWHERE = ("errors", "version", "text", "cells", "process", "options", "result")
 
 
 def imports() -> Iterator[tuple[str, str, str, str]]:

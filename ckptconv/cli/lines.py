@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ckptconv.text import cells, padded, split
+from ckptconv.cells import cells, padded, split
 
 # Fewest cells of a screen that a label gets.
 NARROW = 16

@@ -9,9 +9,10 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from ckptconv.cells import cut
 from ckptconv.cli.console import Printer, say
 from ckptconv.cli.terminal import can_rewrite
-from ckptconv.text import cut, format_size, format_time, printable
+from ckptconv.text import format_size, format_time, printable
 
 if TYPE_CHECKING:
     from tqdm import tqdm

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from ckptconv.cells import cut
 from ckptconv.cli.registered import OF_CLASSES, SUMMARIES
-from ckptconv.text import count_of, cut, format_memory, format_size, format_time, some
+from ckptconv.text import count_of, format_memory, format_size, format_time, some
 
 if TYPE_CHECKING:
     from ckptconv.result import OutputFile, Report

@@ -11,6 +11,7 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from ckptconv.cells import cut, cut_column, padded
 from ckptconv.cli import failures, signals
 from ckptconv.cli.console import Printer, say
 from ckptconv.cli.progress import Counting
@@ -23,7 +24,7 @@ from ckptconv.process import peak_rss
 from ckptconv.storage.handles import resolved
 from ckptconv.storage.paths import dirname, is_remote
 from ckptconv.storage.writing import writing
-from ckptconv.text import count_of, cut, cut_column, format_memory, format_size, padded, printable
+from ckptconv.text import count_of, format_memory, format_size, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

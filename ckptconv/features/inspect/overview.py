@@ -6,11 +6,12 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ckptconv.cells import cells, cut, cut_column, padded
 from ckptconv.cli.lines import NARROW, Line, Words, fitted, table_row
 from ckptconv.features.inspect.module_tree import Row, fitting_depth, rows, tree
 from ckptconv.features.inspect.summary import NOT_READ, Summary, shown_fact, shown_value
 from ckptconv.process import no_garbage
-from ckptconv.text import cells, count_of, cut, cut_column, format_size, padded, printable, some
+from ckptconv.text import count_of, format_size, printable, some
 
 if TYPE_CHECKING:
     from ckptconv.features.reporting.statistics import Statistics

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ckptconv.text import count_of, cut_column, some
+from ckptconv.cells import cut_column
+from ckptconv.text import count_of, some
 
 if TYPE_CHECKING:
     from ckptconv.result import LikeReport

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from ckptconv.text import padded
+from ckptconv.cells import padded
 
 
 def in_columns(rows: Sequence[Sequence[str]], right: Collection[int]) -> Iterator[str]:

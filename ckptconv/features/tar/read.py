@@ -13,6 +13,7 @@ import array
 import struct
 from typing import Any
 
+from ckptconv.cells import cut
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.features.consecutive.pickles import Pickles
 from ckptconv.features.tar.directory import listed
@@ -27,7 +28,7 @@ from ckptconv.storage.reading import Reader
 from ckptconv.storage.records import Records
 from ckptconv.tensors.moves import File
 from ckptconv.tensors.strides import MAX_BYTES, MAX_DIMS
-from ckptconv.text import brief, cut
+from ckptconv.text import brief
 
 # torch writes these members.
 _PARTS = ("storages", "tensors", "pickle")

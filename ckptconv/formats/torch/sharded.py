@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ckptconv.cells import cut
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
 from ckptconv.formats.model_files import INDEX, TORCH, TORCH_MODELS, is_torch_index, torch_model, torch_shard
 from ckptconv.formats.source import Source, Wanted
@@ -25,7 +26,7 @@ from ckptconv.storage.inside import check_inside
 from ckptconv.storage.location import Location
 from ckptconv.storage.stores import is_repository
 from ckptconv.tensors.lazy import LazyTensor
-from ckptconv.text import cut, name_of, some
+from ckptconv.text import name_of, some
 
 _GROUPS = "param_groups"
 # Names of a list that a message shows.

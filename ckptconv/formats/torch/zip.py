@@ -32,7 +32,7 @@ from ckptconv.storage.archive import DEFLATED, METHODS, STORED, Archive
 from ckptconv.storage.reading import Reader
 from ckptconv.storage.zip_directory import normal
 from ckptconv.tensors.moves import File
-from ckptconv.text import brief, cut
+from ckptconv.text import brief
 
 PICKLE = "data.pkl"
 _STORAGES = "data/"
@@ -207,6 +207,8 @@ class TorchArchive(Archive):
         if len(outermost) != 1:
             kind = CorruptError if outermost else UnsupportedError
             members = f"{len(outermost)} members named {PICKLE}" if outermost else f"no member named {PICKLE}"
+            from ckptconv.cells import cut
+
             few = ", ".join(cut(name, 60) for name in itertools.islice(self.rows, 5))
             raise kind(
                 f"{self.name} is a zip archive, but not one of torch.save: it has {members} among its "

@@ -11,8 +11,8 @@ from lone_files import STATE, making
 from safetensors.torch import save_file
 
 import ckptconv
+from ckptconv.cells import cells
 from ckptconv.features.diff.showing import overview
-from ckptconv.text import cells
 
 
 def test_rows_of_different_names_differ_in_any_width(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from processes import on_terminal
 from safetensors.torch import save_file
 
 import ckptconv as library
+from ckptconv.cells import cells, cut, padded
 from ckptconv.cli.lines import Line
 from ckptconv.errors import UsageError
 from ckptconv.features.inspect.module_tree import rows, tree
@@ -33,7 +34,6 @@ from ckptconv.features.inspect.page import page_of
 from ckptconv.features.inspect.summary import summarize
 from ckptconv.features.reporting.tensor_info import TensorInfo
 from ckptconv.formats.detect import open_source
-from ckptconv.text import cells, cut, padded
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 # Where `make test-page` installs it.

@@ -1,0 +1,56 @@
+"""Text in the cells of a terminal, of which a letter may take two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+
+def cells(text: str) -> int:
+    """Return how many cells of a terminal `text` takes."""
+    if text.isascii():
+        return len(text)
+    import unicodedata
+
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def padded(text: str, width: int, right: bool = False) -> str:
+    """Return `text` padded with blanks to `width` cells, aligned left, or right if `right`."""
+    blanks = " " * (width - cells(text))
+    return blanks + text if right else text + blanks
+
+
+def cut(text: str, width: int) -> str:
+    """Return `text`, without its middle if it takes more than `width` cells. Blanks that it begins with stay."""
+    if cells(text) <= width:
+        return text
+    indent = text[: min(len(text) - len(text.lstrip(" ")), width // 2)]
+    room = width - len(indent) - 1
+    body = text[len(indent) :].lstrip(" ")
+    head, tail = "", ""
+    for char in body:
+        if cells(head + char) > room // 2:
+            break
+        head += char
+    for char in reversed(body):
+        if cells(head + tail + char) > room:
+            break
+        tail = char + tail
+    return f"{indent}{head}…{tail}"
+
+
+def cut_column(names: Sequence[str], width: int) -> list[str]:
+    """Return `names`, each cut to `width` cells; in full if different ones would look alike."""
+    shown = [cut(name, width) for name in names]
+    return shown if len({*shown}) == len({*names}) else [*names]
+
+
+def split(text: str, width: int) -> Iterator[str]:
+    """Yield `text` in pieces of at most `width` cells."""
+    piece = ""
+    for char in text:
+        if piece and cells(piece + char) > width:
+            yield piece
+            piece = ""
+        piece += char
+    yield piece
