@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from ckptconv.cli import printed
 from ckptconv.cli.console import VERSION
-from ckptconv.result import LikeReport, Report
+from ckptconv.result import Report
 from ckptconv.verification.report import Verification
 
 
@@ -101,7 +101,6 @@ def _object(fields: dict[str, Any], required: list[str]) -> dict[str, Any]:
 
 # What the type of a field does not say.
 _MORE: dict[tuple[type | str, str], dict[str, Any]] = {
-    (LikeReport, "casts"): {"type": "object", "additionalProperties": {"type": "integer", "minimum": 1}},
     (printed.OneDifference, "elements"): {"type": "integer", "minimum": 1},
     (printed.FoundDifference, "elements"): {"type": "integer", "minimum": 1},
 }
@@ -120,7 +119,7 @@ def schemas() -> dict[str, dict[str, Any]]:
     """Return the schema of each object, by its name."""
     for feature in FEATURES:
         for field, more in getattr(feature, "MORE", {}).items():
-            _MORE[field] = more if isinstance(more, dict) else _of_class(more)
+            _MORE[field] = more if isinstance(more, dict) else _of(more, "")
     return {name: _whole(name, command) for name, command in COMMANDS.items()}
 
 

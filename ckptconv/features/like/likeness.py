@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ckptconv.errors import DifferenceError, UsageError
 from ckptconv.features.like.options import LikeOptions
+from ckptconv.features.like.report import LikeReport, LikeRow
 from ckptconv.features.model_facts import places
 from ckptconv.formats import model_files
 from ckptconv.formats.adapter_names import is_adapter
@@ -23,7 +24,6 @@ from ckptconv.outputs.computed import Computing, From
 from ckptconv.outputs.selected import Reporter, Selected
 from ckptconv.outputs.targets import is_output_name
 from ckptconv.plan import NUMBERED, Data, FilePlan, shard_names
-from ckptconv.result import LikeReport, LikeRow
 from ckptconv.storage.paths import basename
 from ckptconv.tensors.dtypes import DType, can_cast
 from ckptconv.tensors.lazy import LazyTensor

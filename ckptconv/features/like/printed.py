@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+from ckptconv.features.like.report import LikeReport
+from ckptconv.result import Report
 
 if TYPE_CHECKING:
     from typing_extensions import NotRequired
@@ -71,3 +74,8 @@ class UnlikeReference(TypedDict):
 
 # Of a failure, what its difference is, and the schema of what else that has.
 DIFFERENCES = {UnlikeReference: ""}
+# What the type of a field does not say.
+MORE: dict[tuple[type, str], Any] = {
+    (LikeReport, "casts"): {"type": "object", "additionalProperties": {"type": "integer", "minimum": 1}},
+    (Report, "like"): LikeReport | None,
+}

@@ -9,7 +9,7 @@ from ckptconv.cells import cut_column
 from ckptconv.text import count_of, some
 
 if TYPE_CHECKING:
-    from ckptconv.result import LikeReport
+    from ckptconv.features.like.report import LikeReport
 
 # Rows of a table that are shown, as --json has more, and cells of a name.
 MOST, NAME = 40, 100
