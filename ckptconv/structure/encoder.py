@@ -104,6 +104,12 @@ class _Leaf:
         self.count = 0
         self.number: int | None = None
 
+    @property
+    def storage_nbytes(self) -> int:
+        """The size of its storage, as far as this tensor tells."""
+        nbytes: int = self.facts.storage_nbytes or self.bare.nbytes
+        return nbytes
+
 
 class _Frame:
     """A node being written: its JSON array, the children still to write, and the names of tensors in it.
@@ -215,8 +221,9 @@ class RecordEncoder:
         self.indices: dict[Hashable, int] = {}
         self.repeated: set[Hashable] = set()
         self.leaves: dict[int, _Leaf] = {}
-        self.members: dict[Hashable, int] = {}
-        self.sizes: dict[Hashable, int] = {}
+        # Of each storage its first tensor, and the size of those that several tensors share.
+        self.firsts: dict[Hashable, _Leaf] = {}
+        self.shared: dict[Hashable, int] = {}
         self.groups: dict[Hashable, int] = {}
         self.numbers = 0
         self.suffixes: dict[str, int] = {}
@@ -257,6 +264,7 @@ class RecordEncoder:
                     continue
                 seen.add(key)
             stack.extend(form.children(value))
+        self.firsts.clear()
 
     def _leaf(self, value: Any) -> _Leaf | None:
         """Count an occurrence of a tensor, and return it; None for any other object."""
@@ -267,9 +275,9 @@ class RecordEncoder:
                 return None
             bare, facts, group = taken
             leaf = self.leaves[id(value)] = _Leaf(bare, facts, group)
-            if group is not None:
-                self.members[group] = self.members.get(group, 0) + 1
-                self.sizes[group] = max(self.sizes.get(group, 0), facts.storage_nbytes or bare.nbytes)
+            first = leaf if group is None else self.firsts.setdefault(group, leaf)
+            if first is not leaf:
+                self.shared[group] = max(self.shared.get(group, first.storage_nbytes), leaf.storage_nbytes)
         leaf.count += 1
         return leaf
 
@@ -531,6 +539,8 @@ class RecordEncoder:
     def _tensor(self, value: Any, frame: _Frame, at: int) -> _Frame | None:
         """Write a tensor, child `at` of `frame`; return a frame for its attributes, if it has any."""
         leaf = self.leaves[id(value)]
+        if leaf.count == 1 and self.choice is None:
+            del self.leaves[id(value)]  # it is written once, and there may be a million
         facts = leaf.facts
         text, key = frame.place(at)
         if frame.form is ROOT:
@@ -612,7 +622,7 @@ class RecordEncoder:
         facts, shape = leaf.facts, tuple(leaf.bare.shape)
         strides = facts.strides if len(facts.strides) == len(shape) else contiguous_strides(shape)
         contiguous = is_contiguous(shape, strides)
-        if leaf.group is None or self.members[leaf.group] == 1:
+        if leaf.group not in self.shared:
             if not contiguous and leaves.is_dense(shape, strides):
                 node["strides"] = list(strides)
             return
@@ -620,7 +630,7 @@ class RecordEncoder:
         group = self.groups.get(leaf.group)
         if group is None:
             group = self.groups[leaf.group] = len(self.storages)
-            self.storages.append([self.sizes[leaf.group], dtype])
+            self.storages.append([self.shared[leaf.group], dtype])
         node["storage"] = [group, facts.storage_offset] + ([] if contiguous else [list(strides)])
         if dtype != self.storages[group][1]:
             node["dtype"] = dtype
