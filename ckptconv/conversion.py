@@ -31,13 +31,14 @@ from ckptconv.outputs.targets import (
 )
 from ckptconv.process import no_garbage, settled
 from ckptconv.publish.companions import accompanied
+from ckptconv.publish.jobs import elsewhere
 from ckptconv.publish.producing import produce
 from ckptconv.publish.publish import Verifier
 from ckptconv.result import Report
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_pipe, is_remote, normalize
 from ckptconv.storage.progress import Progress, counter, shown
-from ckptconv.text import Proposed, brief, parse_path
+from ckptconv.text import Proposed, parse_path
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -85,8 +86,8 @@ def convert(
     started = time.monotonic()
     source = source_of(source)
     output = None if output is None else parse_path(output, "OUTPUT")
-    if executor is not None and not callable(getattr(executor, "submit", None)):
-        raise UsageError(f"executor {brief(executor)} is not an executor of concurrent.futures.")
+    if executor is not None:
+        elsewhere().check(executor)
     chosen = Options(**options)
     # Check the outputs before reading a large input.
     named, chosen = named_outputs(output, chosen)

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.engine.buffers import Tally
 from ckptconv.engine.execute import carry_out
-from ckptconv.errors import CkptconvError, FailedError
+from ckptconv.errors import UsageError
 from ckptconv.plan import Checked, Data, FilePlan, Plan
+from ckptconv.process import of_feature
 from ckptconv.publish.staging.base import FinishedFile, Staging
 from ckptconv.storage.files import Readers
 from ckptconv.storage.progress import Progress
-from ckptconv.storage.records import Records
 from ckptconv.tensors.lazy import packed
 from ckptconv.tensors.moves import File
 
 if TYPE_CHECKING:
     from ckptconv.engine.checksums import Checksums
+
+# The feature that has the workers of an executor write files: `making` in its folder has `check` and `make_all`.
+EXECUTING = "executors"
 
 
 class Task(NamedTuple):
@@ -40,14 +43,6 @@ class Task(NamedTuple):
     requests: int
     digest: str = ""
     forked: bool = False
-
-
-class Elsewhere(NamedTuple):
-    """The settings that another process needs for a task. `records` are for checksums; None if it checks none."""
-
-    storage_options: Mapping[str, Any]
-    spool_dir: str
-    records: Mapping[str, Records] | None
 
 
 @dataclass(eq=False, repr=False)
@@ -111,40 +106,12 @@ def make(
     return Result(finished, tally), seal
 
 
-def make_elsewhere(task: Task, known: Elsewhere) -> Result | CkptconvError:
-    """Write a file completely in this process, which may be any.
-
-    Errors are returned, not raised: not every executor can transport every exception unchanged.
-    """
-    try:
-        return _made(task, known)
-    except CkptconvError as error:
-        return error
-    except MemoryError:
-        return FailedError(f"The worker has not enough memory for {task.file.name}.")
-    except Exception as error:
-        return FailedError(f"{task.file.name} could not be made: {type(error).__name__}: {error}.")
-
-
-def _made(task: Task, known: Elsewhere) -> Result:
-    checksums: Checksums | None = None
-    if known.records is not None:
-        from ckptconv.engine.checksums import Checksums
-
-        checksums = Checksums(known.records)
-    plan = Plan((task.file,), "")
-    with Readers(dict(known.storage_options), known.spool_dir) as readers, task.staging.opened():
-        packed = packed_in([plan])
-        if packed:
-            readers.expect(packed)
-        result, seal = make(task, readers, None, checksums)
-        if checksums:
-            checksums.check(readers, [plan])
-            result.checked, result.extra_bytes = checksums.checked, checksums.extra_bytes
-            result.unrecorded = tuple(checksums.unrecorded)
-        seal()
-        result.tally.bytes_read += readers.bytes_unpacked
-    return result
+def elsewhere() -> Any:
+    """Return the module that has an executor write files. Raise UsageError if it is missing."""
+    module = of_feature(EXECUTING, "making")
+    if module is None:
+        raise UsageError(f"An executor needs the feature {EXECUTING}, which is not installed.")
+    return module
 
 
 def packed_in(plans: Iterable[Plan]) -> Counter[File]:

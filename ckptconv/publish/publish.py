@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckptconv.engine.buffers import Tally
 from ckptconv.engine.execute import is_scattered, usual_threads, worth_processes
-from ckptconv.errors import UNPUBLISHED, CkptconvError, CorruptError, FailedError, StoppedError, leaving
+from ckptconv.errors import UNPUBLISHED, CkptconvError, CorruptError, StoppedError, leaving
 from ckptconv.formats.run_names import TREES
 from ckptconv.options.table import Options
 from ckptconv.outputs.planning import Output
 from ckptconv.outputs.targets import MANIFEST, Target, directory_of, kind_of_directory
 from ckptconv.plan import FilePlan, Plan
-from ckptconv.publish.jobs import Elsewhere, Task, make, make_elsewhere, packed_in
+from ckptconv.publish.jobs import Result, Task, elsewhere, make, packed_in
 from ckptconv.publish.parts import files_of, is_one_upload, part_of
 from ckptconv.publish.replacing import Replacing
 from ckptconv.publish.staging.base import FinishedFile, Staging
@@ -34,7 +34,7 @@ from ckptconv.tensors.lazy import Equal, LazyTensor
 from ckptconv.tensors.moves import File
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor, Future
+    from concurrent.futures import Executor
 
     from ckptconv.engine.checksums import Checksums
 
@@ -423,53 +423,28 @@ class _Run:
         on_file(self._hooks.progress, task.file.name)
         result, seal = make(task, self._readers, counted, self._inputs.checksums)
         with self._noting:
-            self.done.tally.add(result.tally)
-            work.finished[task.file.name] = result.finished
+            self._note(work, task, result)
         if self._options.fsync:
             self._syncing.add(seal)
         else:
             seal()
 
     def _make_elsewhere(self, tasks: Sequence[tuple[_Work, Task]], executor: Executor, counted: Progress) -> None:
-        """Write files in `executor`, the largest first."""
-        from concurrent.futures import FIRST_EXCEPTION, wait
+        """Write files in `executor`."""
 
-        checksums = self._inputs.checksums
-        records = checksums.records if checksums else None
-        known = Elsewhere(self._options.storage_options, self._options.spool_dir, records)
-        ordered = sorted(tasks, key=lambda job: -job[1].file.size)
-        futures = {}
-        try:
-            for work, task in ordered:
-                away = task._replace(staging=task.staging.elsewhere())
-                futures[executor.submit(make_elsewhere, away, known)] = work, task
-            waiting = set(futures)
-            while waiting:
-                ended, waiting = wait(waiting, timeout=1, return_when=FIRST_EXCEPTION)
-                # Successes first: count the files made even if another task failed at the same time.
-                for future in sorted(ended, key=_has_failed):
-                    work, task = futures[future]
-                    result = future.result()
-                    if isinstance(result, CkptconvError):
-                        raise result
-                    work.finished[task.file.name] = result.finished
-                    if task.recorded:
-                        work.staging.recorded.add(task.file.name)
-                    self.done.tally.add(result.tally)
-                    if checksums:
-                        checksums.include(result.checked, result.extra_bytes, result.unrecorded)
-                    counted(task.file.size)
-        except BaseException as error:
-            for future in futures:
-                future.cancel()
-            if isinstance(error, Exception) and not isinstance(error, StoppedError):
-                wait(futures)  # so that no task still writes once this has failed
-            if isinstance(error, (CkptconvError, MemoryError)) or not isinstance(error, Exception):
-                raise
-            raise FailedError(
-                f"The executor did not carry out its tasks: {type(error).__name__}: {error}.",
-                "Run the command again: finished files are kept.",
-            ) from error
+        def note(number: int, result: Result) -> None:
+            work, task = tasks[number]
+            self._note(work, task, result)
+            if task.recorded:
+                work.staging.recorded.add(task.file.name)
+            counted(task.file.size)
+
+        jobs = [task for _, task in tasks]
+        elsewhere().make_all(jobs, executor, self._options, self._inputs.checksums, note)
+
+    def _note(self, work: _Work, task: Task, result: Result) -> None:
+        self.done.tally.add(result.tally)
+        work.finished[task.file.name] = result.finished
 
     def _verify(self, verify: Verifier, places: Sequence[Mapping[str, str] | None]) -> None:
         """Verify the files at `places`, and count all of their bytes for it, while `verify` counts tensors."""
@@ -556,10 +531,6 @@ def complete(
             done.append(output.staging.path)
         for staging in beside:
             staging.commit([""])
-
-
-def _has_failed(future: Future[Any]) -> bool:
-    return future.exception() is not None or isinstance(future.result(), CkptconvError)
 
 
 def _is_digested(output: Output, options: Options, in_parts: bool) -> bool:

@@ -58,11 +58,6 @@ def test_no_paths_and_an_empty_one() -> None:
 
 OTHERS: dict[str, tuple[Callable[[Any], object], Any, str]] = {
     "output": (lambda value: ckptconv.convert("model.pt", value), 5, "OUTPUT 5 is not a path."),
-    "executor": (
-        lambda value: ckptconv.convert("model.pt", "out", executor=value),
-        5,
-        "executor 5 is not an executor of",
-    ),
     "on_total": (lambda value: ckptconv.convert("model.pt", "out", on_total=value), 5, "on_total 5 is not a function"),
     "before_commit": (
         lambda value: ckptconv.convert("model.pt", "out", before_commit=value),

@@ -10,7 +10,6 @@ import sys
 import threading
 import zipfile
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -151,12 +150,6 @@ def test_parts_give_what_a_whole_run_gives(mixed: Path, tmp_path: Path) -> None:
             convert(mixed, parts, part=(number, 2), digest=digest, **options)
         ckptconv.finish(parts)
         assert (parts / MANIFEST).read_bytes() == (tmp_path / "out" / MANIFEST).read_bytes()
-
-
-def test_the_process_that_writes_a_file_digests_it(shards: Path, tmp_path: Path) -> None:
-    with ThreadPoolExecutor(2) as executor:
-        convert(shards, tmp_path / "out", executor=executor, max_shard_size=SHARD, digest="sha256")
-    assert_digested((tmp_path / "out" / MANIFEST).read_text(), written(tmp_path / "out"))
 
 
 @pytest.mark.parametrize("kind", PLACES)

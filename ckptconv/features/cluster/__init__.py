@@ -6,3 +6,4 @@ In: the address of its scheduler. Out: an executor, as `convert(executor=…)` t
 from __future__ import annotations
 
 PAGES = ("dask.md",)
+NEEDS = ("executors",)

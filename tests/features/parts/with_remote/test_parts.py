@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -219,37 +217,8 @@ def test_finish_reads_everything_again_if_it_is_asked_to(
     assert store.contents() == expected
 
 
-# ---------------------------------------------------------------------------------------- one file, and an executor
-
-
 def test_an_output_of_one_file_is_refused_in_parts(model: Path, store: Output) -> None:
     for name in ("out.safetensors", "out"):
         with pytest.raises(UsageError, match="is one file"):
             convert(model, f"{store.url}/{name}", part=(0, 2), storage_options=store.options)
     assert not store.contents()
-
-
-@ON_A_DISK
-@pytest.mark.parametrize("make", [lambda: ThreadPoolExecutor(2), lambda: ProcessPoolExecutor(1, get_context("spawn"))])
-def test_an_executor_makes_shards_where_it_sees_the_store(
-    make: Any, model: Path, other: Path, expected: dict[str, bytes], store: Output
-) -> None:
-    executor: Executor
-    with make() as executor:
-        if store.url.startswith("memory:") and isinstance(executor, ProcessPoolExecutor):
-            with pytest.raises(FailedError, match="the store has no such place"):
-                store.whole(model, executor=executor)
-            return
-        store.whole(other)
-        store.whole(model, executor=executor)
-    assert store.contents() == expected
-
-
-def test_with_an_executor_one_file_is_sent_by_this_process(store: Output, tmp_path: Path) -> None:
-    """In several parts, where that is a store's way."""
-    large = tmp_path / "large.pt"
-    torch.save({f"layer{n}": torch.full((1000, 1000), float(n)) for n in range(3)}, large)
-    convert(large, tmp_path / "out.safetensors")
-    with ThreadPoolExecutor(2) as pool:
-        convert(large, f"{store.url}/out.safetensors", executor=pool, storage_options=store.options)
-    assert store.contents() == {"out.safetensors": (tmp_path / "out.safetensors").read_bytes()}

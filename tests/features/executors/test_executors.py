@@ -13,7 +13,7 @@ import torch
 from checkpoints import SHARDS, ZERO, ckptconv_here, contents, seven_shards
 
 import ckptconv as library
-from ckptconv.errors import CorruptError, FailedError
+from ckptconv.errors import CorruptError, FailedError, UsageError
 from ckptconv.outputs.kinds import FURTHER
 
 SHARD = 100_000
@@ -109,3 +109,15 @@ def test_a_broken_pool_is_an_error_and_the_next_run_goes_on(
     report = library.convert(model, tmp_path / "out", max_shard_size=SHARD)
     assert report.reused >= 3
     assert contents(tmp_path / "out") == expected
+
+
+def test_the_process_that_writes_a_file_digests_it(model: Path, tmp_path: Path) -> None:
+    for name, executor in (("here", None), ("there", ThreadPoolExecutor(2))):
+        library.convert(model, tmp_path / name, executor=executor, max_shard_size=SHARD, digest="sha256")
+    assert contents(tmp_path / "here") == contents(tmp_path / "there")
+
+
+def test_what_is_no_executor_is_refused(model: Path, tmp_path: Path) -> None:
+    other: Any = 5
+    with pytest.raises(UsageError, match="executor 5 is not an executor of"):
+        library.convert(model, tmp_path / "out", executor=other)
