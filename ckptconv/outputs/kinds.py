@@ -45,9 +45,9 @@ class OutputKind(NamedTuple):
     on a disk: "file", one of `TREES`, which is replaced as a whole, or of `targets.DIRECTORIES`. `refused` are the
     options that such an output cannot have, {option: (message, hint)}; `idle` those that change nothing in it, {option:
     why}. `suffixes` are the ends of names that ask for it, and `to` is the value of `--to` that does; kinds that share
-    a value are distinguished by the name. `compared` is the way to verify it: by `pairs` of the module of that name,
-    with a reader of safetensors, with its plan, or, if it is "", not at all. `plan` is the
-    module whose `plan` plans it. `called` is the usual word for a file whose name has one of the `suffixes`. `key` is
+    a value are distinguished by the name. `compared` is the module whose `pairs` compares it with its source: with its
+    plan, unless there is a reader that says better what differs; "" if it is not verified. `plan` is the module whose
+    `plan` plans it. `called` is the usual word for a file whose name has one of the `suffixes`. `key` is
     the key of the weights in it if the user names none. `check` raises UsageError for options that contradict it.
     `divided` returns the paths of the outputs that it consists of, below its own, with the options of each; None if it
     is one. `like` is the module whose `like` returns the targets and options of an output that is cut like the
@@ -60,7 +60,7 @@ class OutputKind(NamedTuple):
     idle: Mapping[str, str] = _NONE
     suffixes: tuple[str, ...] = ()
     to: str = ""
-    compared: str = "plan"
+    compared: str = "ckptconv.verification.paired"
     plan: str = "ckptconv.outputs.planning"
     called: str = ""
     key: str = ""
@@ -104,15 +104,17 @@ _STATES = {
 # The directories of a step that accelerate loads with FSDP2: of the weights, and of the optimizer's states.
 ACCELERATE = ("pytorch_model_fsdp_0", "optimizer_0")
 
+# What compares safetensors with their source: it reads them by itself.
+_READER = "ckptconv.verification.safetensors"
 
 # Kinds by name. The path of an output and the options decide its kind.
 _EVERY: Mapping[str, OutputKind | OfFeature] = {
-    "file": OutputKind("weights", "file", ELSEWHERE, IN_SAFETENSORS, (SUFFIX,), SAFETENSORS, SAFETENSORS),
-    "directory": OutputKind("weights", "directory", ELSEWHERE, IN_SAFETENSORS, to=SAFETENSORS, compared=SAFETENSORS),
+    "file": OutputKind("weights", "file", ELSEWHERE, IN_SAFETENSORS, (SUFFIX,), SAFETENSORS, _READER),
+    "directory": OutputKind("weights", "directory", ELSEWHERE, IN_SAFETENSORS, to=SAFETENSORS, compared=_READER),
     "torch": OfFeature("torch_output", "weights", TORCH_SUFFIXES, to="pt"),
     "virtual": OfFeature("virtual", "weights", (".virtual.json",)),
-    "states": OutputKind("optimizer", "directory", {**ELSEWHERE, **OF_MODELS}, _STATES, compared=SAFETENSORS),
-    "states-file": OutputKind("optimizer", "file", {**ELSEWHERE, **OF_MODELS}, _STATES, compared=SAFETENSORS),
+    "states": OutputKind("optimizer", "directory", {**ELSEWHERE, **OF_MODELS}, _STATES, compared=_READER),
+    "states-file": OutputKind("optimizer", "file", {**ELSEWHERE, **OF_MODELS}, _STATES, compared=_READER),
     "universal": OfFeature("universal", "universal", to="universal", option="universal"),
     "dcp": OfFeature("dcp_output", "dcp", to="dcp"),
     "dcp-hf": OfFeature("dcp_output", "dcp", to="dcp-hf", entry="shards_kind"),

@@ -351,8 +351,8 @@ class _Run:
             self._syncing.finish()  # digests are complete when their files are sealed
         if self._part:
             return []
-        plan_id = self._outputs[0].plan.plan_id
-        return describe(self._staged(), inputs, plan_id, self._options, self._syncing, self._stack)
+        staged = [work.staged() for work in self._works]
+        return describe(staged, inputs, self._outputs[0].plan.plan_id, self._options, self._syncing, self._stack)
 
     def settle(self) -> None:
         """Wait until all is on the disk. Raise an error if an input has changed meanwhile."""
@@ -372,13 +372,10 @@ class _Run:
             on_file(self._hooks.progress, "verifying")
         if verify and not self._sends:
             self._verify(verify, [work.paths() for work in self._works])
-        complete(self._staged(), beside, self._inputs.replacing, self._hooks.before_commit)
+        complete([work.staged() for work in self._works], beside, self._inputs.replacing, self._hooks.before_commit)
         if verify and self._sends:
             with leaving(""):
                 self._verify(verify, [None for _ in self._works])
-
-    def _staged(self) -> list[Staged]:
-        return [work.staged() for work in self._works]
 
     def _tasks(self, work: _Work) -> Iterator[Task]:
         """Yield the files of an output that are left to write."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -156,7 +156,7 @@ def read_directory(
 def as_planned(
     written: Written,
     place: Location,
-    names: Sequence[str],
+    names: Iterable[str],
     record: Mapping[str, Any],
     known: Callable[[str], dict[str, int]],
 ) -> Compared:

@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ckptconv.formats.source import Source
+from ckptconv.options.table import Options
+from ckptconv.outputs import planning
+from ckptconv.outputs.kinds import entry_of
+from ckptconv.outputs.targets import MANIFEST, directory_of
 from ckptconv.result import OutputFile
-from ckptconv.storage.paths import join
+from ckptconv.storage.paths import dirname, join
+from ckptconv.verification import planned
 from ckptconv.verification.names import other_kind
-from ckptconv.verification.pairs import Attested
+from ckptconv.verification.pairs import Attested, Differences
 from ckptconv.verification.planned import Compared
 from ckptconv.verification.provenance import check
 from ckptconv.verification.report import CheckedOutput, Verification
 from ckptconv.verification.runs import ExpectedPair
-
-
-def _check_frames(compared: Compared, attested: Attested) -> list[str]:
-    """Check the bytes around the tensors of an output. The tensors have been compared."""
-    compared.crcs = {name: attested.known(place.path) for name, place in compared.where.items()}
-    compared.check_frames()
-    return []
 
 
 def paired(
@@ -29,7 +27,7 @@ def paired(
     done.outputs.extend(OutputFile(join(compared.path, plan.name), plan.size, plan.tensors) for plan in compared.plans)
     done.tensors += compared.tensors
     done.aliases.update(compared.aliases)
-    attested.later(_check_frames, compared, attested)
+    attested.later(compared.check_frames, attested.known)
     if target.manifest:
         attested.later(check, target.manifest, source, target.planned, compared)
     for pair in compared.pairs:
@@ -38,3 +36,22 @@ def paired(
             raise error
         attested.count(pair.path, pair.name)
         yield pair
+
+
+def pairs(
+    source: Source, target: CheckedOutput, options: Options, done: Verification, attested: Attested, wrong: Differences
+) -> Iterator[ExpectedPair]:
+    """Compare an output whose format has no reader here with the plan of a conversion. Raise DifferenceError if its
+    directory has further files of its kind."""
+    output = planning.planned(source, target.planned, options)
+    files = output.plan.files
+    form = entry_of(target.kind).form
+    above = dirname(target.path) if form == "file" else target.path
+    where = {file.name: target.place.at((target.at or {}).get(file.name, join(above, file.name))) for file in files}
+    if target.at is None and (directory := directory_of(form)):
+        extra = sorted(filter(directory.is_file, target.place.names.keys() - {*where, MANIFEST}))
+        if extra:
+            planned.differs(above, f"{extra[0]} is not part of it", file=join(above, extra[0]))
+    compared = planned.compare(above, files, where)
+    compared.aliases, compared.record = output.aliases, output.notices.record
+    yield from paired(source, target, compared, done, attested)

@@ -74,13 +74,15 @@ class Verification(Shown):
 class CheckedOutput(NamedTuple):
     """An output to verify, its `place`, and which of `KINDS` it is.
     `at` maps the names of files that are not yet in their place to where they are read. `manifest` is None if there is
-    none, and so are its own `options` if they are those of the conversion."""
+    none, and so are its own `options` if they are those of the conversion. `others` are the paths of outputs that are
+    verified together."""
 
     place: Location
     kind: str = "directory"
     at: Mapping[str, str] | None = None
     manifest: Manifest | None = None
     options: Options | None = None
+    others: frozenset[str] = frozenset()
 
     @property
     def path(self) -> str:

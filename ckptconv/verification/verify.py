@@ -10,37 +10,28 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ckptconv.errors import CkptconvError, DifferenceError, MissingError, UsageError
+from ckptconv.errors import CkptconvError, MissingError, UsageError
 from ckptconv.formats.alone import kept_apart
-from ckptconv.formats.change import Change
-from ckptconv.formats.companions import together, with_files
 from ckptconv.formats.detect import OtherFamilyError
-from ckptconv.formats.model_directory import is_companion_name
-from ckptconv.formats.model_files import INDEX_SUFFIX, SUFFIX
+from ckptconv.formats.model_files import INDEX_SUFFIX
 from ckptconv.formats.opening import all_opened, fitted
-from ckptconv.formats.source import MODEL, Opened, Source, source_of
+from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.options.option import checked
 from ckptconv.options.table import OPTIONS, VERIFYING, Options
 from ckptconv.outputs.computed import COMPUTED, Way, recalled, ways_in
 from ckptconv.outputs.kinds import CHECKPOINTS, DIVIDED, FURTHER, KINDS, NAMED, entry_of, further, kind_of
-from ckptconv.outputs.targets import MANIFEST, check_directory, directory_of, kind_of_states, named_outputs
+from ckptconv.outputs.targets import MANIFEST, check_directory, kind_of_states, named_outputs
 from ckptconv.process import no_garbage, peak_rss
-from ckptconv.result import OutputFile
 from ckptconv.storage import progress as bars
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import dirname, is_same, join, normalize, real_place, resolved_name
-from ckptconv.tensors.lazy import whole
-from ckptconv.verification import planned
-from ckptconv.verification.names import Expected, check_shards, check_structure, compare_names, expected_of
-from ckptconv.verification.output import Written, as_planned, read_directory, read_file, recorded_remark
-from ckptconv.verification.paired import paired
+from ckptconv.verification.output import recorded_remark
 from ckptconv.verification.pairs import Attested, Differences, compare_pairs
-from ckptconv.verification.provenance import Manifest, check, read_manifest
+from ckptconv.verification.provenance import Manifest, read_manifest
 from ckptconv.verification.report import CheckedOutput, Verification
 from ckptconv.verification.runs import ExpectedPair
 
@@ -50,15 +41,11 @@ if TYPE_CHECKING:
     from ckptconv.options.keywords import VerifyOptions
     from ckptconv.storage.progress import AnyProgress, Progress
 
-_AGAIN = "It was changed since it was written, or the source was; convert again."
-
 
 # What compares an output with the digests in its manifest, without a source: the module of `compared`.
 ALONE: tuple[str, ...] = (
     "ckptconv.features.provenance.unchanged",
 )  # fmt: skip
-# The expected content of an output that consists of companions alone.
-_NOTHING = Expected({}, lambda _: None, flat=True, metadata=lambda _: {})
 
 
 @bars.shown
@@ -152,12 +139,11 @@ def verify_outputs(
     sources = {id(source): source for source, _ in outputs}.values()
     done.bytes_read = sum(source.bytes_read for source in sources)
     others = frozenset(target.path for _, target in outputs)
+    outputs = [(source, target._replace(others=others)) for source, target in outputs]
     attested, wrong = Attested(), Differences()
     with no_garbage():
         pairs = [
-            pair
-            for source, target in outputs
-            for pair in _compare(source, target, options, others, done, attested, wrong)
+            pair for source, target in outputs for pair in _compare(source, target, options, done, attested, wrong)
         ]
     # A source's warnings depend on the parts of it that were read.
     done.warnings = [*(warning for source in sources for warning in source.warnings), *done.warnings]
@@ -291,7 +277,6 @@ def _compare(
     source: Source,
     target: CheckedOutput,
     options: Options,
-    others: frozenset[str],
     done: Verification,
     attested: Attested,
     wrong: Differences,
@@ -303,116 +288,7 @@ def _compare(
     if entry.kind == "missing":
         raise MissingError(f"{target.path} does not exist, so it cannot be verified.")
     kind = entry_of(target.kind)
-    how, is_of_kind = kind.compared, (entry.kind == "file") == (kind.form == "file")
-    if how == "plan" and (is_of_kind or target.at is not None):
-        yield from _compare_plan(source, target, options, done, attested)
-        return
-    if "." in how and (entry.kind == "file" or kind.form != "file"):
-        yield from import_module(how).pairs(source, target, options, done, attested, wrong)
-        return
-    is_file = target.path.endswith(SUFFIX) and (entry.kind == "file" or target.at is not None)
-    if not (is_file or entry.kind == "directory" or target.at is not None):
-        known = [ending for name, kind in KINDS.items() if entry_of(name).compared for ending in kind.suffixes]
-        raise UsageError(
-            f"{target.path} is not an output: a file ends in {', '.join(known)}, else it is a directory.",
-            "Say with --to which kind it is; ckptconv diff compares any two." if entry.kind == "file" else "",
-        )
-    is_model = source.is_model
-    expected = expected_of(source, options, target.holds) if is_model else _NOTHING
-    metadata = expected.metadata
-    of_weights = target.holds == "weights"
-    copied = _copied(target, options)
-    if of_weights:
-        files = together(source, target.place.options, copied) if copied else {}
-        source = with_files(source, files, target.place.options)
-    if is_file:
-        written = read_file(target.path, place, metadata)
-    elif not is_model:
-        written = Written(target.path)
-    else:
-        stem = source.stem if of_weights else MODEL
-        written = read_directory(target.place, metadata, at=target.at, others=others, stem=stem)
-    pairs = compare_names(source, expected, written, options, wrong)
-    if of_weights:
-        pairs.extend(_compare_companions(source, target, written, copied, expected.change))
-    if not wrong:  # other names make another record
-        check_structure(expected, written)
-        check_shards(written, options)
-    if target.manifest:
-        as_read = source._replace(inputs=source.all_inputs() if of_weights else source.inputs_of_all)
-        attested.later(_check_manifest, target.manifest, as_read, target, written, expected.record, attested)
-        attested.expect(target.manifest, written)
-    counted = Counter(written.homes.values())
-    done.outputs.extend(OutputFile(file.path, file.size, counted[file.path]) for file in written.files)
-    done.tensors += len(expected.tensors)
-    done.aliases.update(written.aliases)
-    done.structure_records += written.structure is not None
-    done.inert |= expected.inert
-    yield from pairs
-
-
-def _check_manifest(
-    manifest: Manifest,
-    source: Source,
-    target: CheckedOutput,
-    written: Written,
-    record: Mapping[str, Any],
-    attested: Attested,
-) -> list[str]:
-    """Check the manifest of safetensors, whose tensors have been compared. Return warnings."""
-    output = as_planned(written, target.place, [*manifest.members["files"]], record, attested.known)
-    return check(manifest, source, target.planned, output)
-
-
-def _copied(target: CheckedOutput, options: Options) -> list[str]:
-    """Return the names of the files of `target` that were copied whole: all files if it is staged; otherwise those in
-    its manifest, or all that are present if it was to have none."""
-    names: Iterable[str] = target.at or (target.manifest.members["files"] if target.manifest else ())
-    if options.for_hub and options.copy_config and not names and target.place.kind == "directory":
-        names = target.place.names
-    return list(filter(is_companion_name, names))
-
-
-def _compare_companions(
-    source: Source, target: CheckedOutput, written: Written, copied: Iterable[str], change: Change
-) -> Iterator[ExpectedPair]:
-    """Yield the files that were `copied` whole, and their originals; add them to the files of `written`."""
-    for name in copied:
-        path = join(target.path, name)
-        entry = target.place.at(target.at[name] if target.at else path).entry
-        if entry.kind != "file" or name not in source.companions:
-            where = target.path if entry.kind != "file" else f"{source.path}, the source of the copy,"
-            raise DifferenceError(f"{where} lacks {name}.", _AGAIN, what="missing", file=path)
-        written.files.append(entry.file._replace(path=path))
-        want, got = source.content(name, source.companions[name], change), whole(entry.file)
-        if want.shape != got.shape:
-            raise DifferenceError(
-                f"{path} has {entry.file.size} bytes, but {source.companions[name].path} has {want.nbytes}.",
-                _AGAIN,
-                what="file",
-                file=path,
-                expected=want.nbytes,
-                found=entry.file.size,
-            )
-        yield ExpectedPair(want, got, path, name)
-
-
-def _compare_plan(
-    source: Source, target: CheckedOutput, options: Options, done: Verification, attested: Attested
-) -> Iterator[ExpectedPair]:
-    """Compare an output whose format has no reader here with the plan of a conversion. Raise DifferenceError if its
-    directory has further files of its kind."""
-    from ckptconv.outputs import planning
-
-    output = planning.planned(source, target.planned, options)
-    files = output.plan.files
-    form = entry_of(target.kind).form
-    above = dirname(target.path) if form == "file" else target.path
-    where = {file.name: target.place.at((target.at or {}).get(file.name, join(above, file.name))) for file in files}
-    if target.at is None and (directory := directory_of(form)):
-        extra = sorted(filter(directory.is_file, target.place.names.keys() - {*where, MANIFEST}))
-        if extra:
-            planned.differs(above, f"{extra[0]} is not part of it", file=join(above, extra[0]))
-    compared = planned.compare(above, files, where)
-    compared.aliases, compared.record = output.aliases, output.notices.record
-    yield from paired(source, target, compared, done, attested)
+    is_of_kind = target.at is not None or (entry.kind == "file") == (kind.form == "file")
+    # The first of all kinds says what is no output.
+    module = kind.compared if kind.compared and is_of_kind else entry_of("file").compared
+    yield from import_module(module).pairs(source, target, options, done, attested, wrong)

@@ -43,7 +43,7 @@ def plan(source: Source, target: Target, options: Options) -> planning.Output:
 
 @pytest.fixture
 def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    kind = kinds.entry_of("file")._replace(suffixes=(".flat",), compared="plan", plan=__name__)
+    kind = kinds.entry_of("file")._replace(suffixes=(".flat",), compared="ckptconv.verification.paired", plan=__name__)
     monkeypatch.setitem(kinds.KINDS, "flat", kind)  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__) or SimpleNamespace(plan=plan))
     save_file({"a": torch.arange(6.0), "b": torch.ones(2, 3)}, tmp_path / "in.safetensors")

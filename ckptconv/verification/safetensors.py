@@ -1,0 +1,114 @@
+"""Compares safetensors, the weights or the optimizer's states, with their source, and copied files with theirs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from ckptconv.errors import DifferenceError, UsageError
+from ckptconv.formats.change import Change
+from ckptconv.formats.companions import together, with_files
+from ckptconv.formats.model_directory import is_companion_name
+from ckptconv.formats.model_files import SUFFIX
+from ckptconv.formats.source import MODEL, Source
+from ckptconv.options.table import Options
+from ckptconv.outputs.kinds import KINDS, entry_of
+from ckptconv.result import OutputFile
+from ckptconv.storage.paths import join
+from ckptconv.tensors.lazy import whole
+from ckptconv.verification.names import Expected, check_shards, check_structure, compare_names, expected_of
+from ckptconv.verification.output import Written, as_planned, read_directory, read_file
+from ckptconv.verification.pairs import Attested, Differences
+from ckptconv.verification.provenance import check
+from ckptconv.verification.report import CheckedOutput, Verification
+from ckptconv.verification.runs import ExpectedPair
+
+_AGAIN = "It was changed since it was written, or the source was; convert again."
+# The expected content of an output that consists of companions alone.
+_NOTHING = Expected({}, lambda _: None, flat=True, metadata=lambda _: {})
+
+
+def pairs(
+    source: Source, target: CheckedOutput, options: Options, done: Verification, attested: Attested, wrong: Differences
+) -> Iterator[ExpectedPair]:
+    """Compare safetensors but for the elements, and yield the pairs of tensors whose elements are still to be compared.
+    Raise UsageError for what is no output."""
+    place = target.place if target.at is None else target.place.at(next(iter(target.at.values())))
+    entry = place.entry
+    is_file = target.path.endswith(SUFFIX) and (entry.kind == "file" or target.at is not None)
+    if not (is_file or entry.kind == "directory" or target.at is not None):
+        known = [ending for name, kind in KINDS.items() if entry_of(name).compared for ending in kind.suffixes]
+        raise UsageError(
+            f"{target.path} is not an output: a file ends in {', '.join(known)}, else it is a directory.",
+            "Say with --to which kind it is; ckptconv diff compares any two." if entry.kind == "file" else "",
+        )
+    is_model = source.is_model
+    expected = expected_of(source, options, target.holds) if is_model else _NOTHING
+    metadata = expected.metadata
+    of_weights = target.holds == "weights"
+    copied = _copied(target, options)
+    if of_weights:
+        files = together(source, target.place.options, copied) if copied else {}
+        source = with_files(source, files, target.place.options)
+    if is_file:
+        written = read_file(target.path, place, metadata)
+    elif not is_model:
+        written = Written(target.path)
+    else:
+        stem = source.stem if of_weights else MODEL
+        written = read_directory(target.place, metadata, at=target.at, others=target.others, stem=stem)
+    tensors = compare_names(source, expected, written, options, wrong)
+    if of_weights:
+        tensors.extend(_compare_companions(source, target, written, copied, expected.change))
+    if not wrong:  # other names make another record
+        check_structure(expected, written)
+        check_shards(written, options)
+    if manifest := target.manifest:
+        as_read = source._replace(inputs=source.all_inputs() if of_weights else source.inputs_of_all)
+
+        def check_manifest() -> list[str]:
+            output = as_planned(written, target.place, manifest.members["files"], expected.record, attested.known)
+            return check(manifest, as_read, target.planned, output)
+
+        attested.later(check_manifest)
+        attested.expect(manifest, written)
+    counted = Counter(written.homes.values())
+    done.outputs.extend(OutputFile(file.path, file.size, counted[file.path]) for file in written.files)
+    done.tensors += len(expected.tensors)
+    done.aliases.update(written.aliases)
+    done.structure_records += written.structure is not None
+    done.inert |= expected.inert
+    yield from tensors
+
+
+def _copied(target: CheckedOutput, options: Options) -> list[str]:
+    """Return the names of the files of `target` that were copied whole: all files if it is staged; otherwise those in
+    its manifest, or all that are present if it was to have none."""
+    names: Iterable[str] = target.at or (target.manifest.members["files"] if target.manifest else ())
+    if options.for_hub and options.copy_config and not names and target.place.kind == "directory":
+        names = target.place.names
+    return list(filter(is_companion_name, names))
+
+
+def _compare_companions(
+    source: Source, target: CheckedOutput, written: Written, copied: Iterable[str], change: Change
+) -> Iterator[ExpectedPair]:
+    """Yield the files that were `copied` whole, and their originals; add them to the files of `written`."""
+    for name in copied:
+        path = join(target.path, name)
+        entry = target.place.at(target.at[name] if target.at else path).entry
+        if entry.kind != "file" or name not in source.companions:
+            where = target.path if entry.kind != "file" else f"{source.path}, the source of the copy,"
+            raise DifferenceError(f"{where} lacks {name}.", _AGAIN, what="missing", file=path)
+        written.files.append(entry.file._replace(path=path))
+        want, got = source.content(name, source.companions[name], change), whole(entry.file)
+        if want.shape != got.shape:
+            raise DifferenceError(
+                f"{path} has {entry.file.size} bytes, but {source.companions[name].path} has {want.nbytes}.",
+                _AGAIN,
+                what="file",
+                file=path,
+                expected=want.nbytes,
+                found=entry.file.size,
+            )
+        yield ExpectedPair(want, got, path, name)
