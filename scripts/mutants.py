@@ -212,8 +212,8 @@ MUTANTS = [
     ),
     Mutant(
         "publish/present",
-        "        if not self._options.clobber:\n            raise",
-        "        if False:\n            raise",
+        "    if not options.clobber:\n        raise",
+        "    if False:\n        raise",
         "tests/outputs/test_kinds.py -k clobber",
     ),
     Mutant(

@@ -33,6 +33,7 @@ from ckptconv.outputs.kinds import (
     option_for,
 )
 from ckptconv.plan import NUMBERED
+from ckptconv.process import of_feature
 from ckptconv.storage import stores
 from ckptconv.storage.files import look
 from ckptconv.storage.handles import HIDDEN, resolved
@@ -41,6 +42,8 @@ from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize
 from ckptconv.text import Proposed, reason, some
 
 MANIFEST = f"{HIDDEN}manifest.json"
+# The feature that stages directories of a form of `TREES`, and decides what they replace: `staging` and `replacing`.
+TREE_FEATURE = "trees"
 # Names of the files of an output, as a pattern. A new output replaces those that an earlier one left.
 _OUTPUT_NAMES = {
     stem: rf"{stem}({NUMBERED})?\.safetensors|{stem}\.safetensors\.index\.json|"
@@ -162,6 +165,15 @@ class Target(NamedTuple):
     def final(self, name: str) -> str:
         """Return the final path of one of its files."""
         return final_path(self.path, self.form, name)
+
+
+def of_trees(name: str, path: str) -> Any:
+    """Return the module `name` of the feature that publishes directories as a whole, such as `path`. Raise UsageError
+    if it is missing."""
+    module = of_feature(TREE_FEATURE, name)
+    if module is None:
+        raise UsageError(f"{path}: such an output needs the feature {TREE_FEATURE}, which is not installed.")
+    return module
 
 
 def pointer_of(directory: str, form: str = "tree") -> str:

@@ -9,7 +9,7 @@ from ckptconv.errors import FailedError, UsageError
 from ckptconv.formats.checkpoint_names import is_of_checkpoint
 from ckptconv.formats.model_directory import is_companion_name
 from ckptconv.formats.run_names import TREES
-from ckptconv.outputs.targets import MANIFEST, is_output_name, kind_of_directory
+from ckptconv.outputs.targets import MANIFEST, is_output_name, kind_of_directory, of_trees
 from ckptconv.publish.claims import NEW_NAME, Claim
 from ckptconv.publish.earlier import UNFINISHED, Directory, file_made_as
 from ckptconv.storage.handles import HIDDEN
@@ -22,7 +22,7 @@ from ckptconv.text import LastWord, some
 if TYPE_CHECKING:
     from ckptconv.options.table import Options
 
-_NEW_DIRECTORY = "Give a directory that does not exist yet."
+NEW_DIRECTORY = "Give a directory that does not exist yet."
 # Bytes of a planned file that are compared at a time with one that exists.
 _UNIT, _MEMORY = 512 << 10, 8 << 20
 
@@ -41,13 +41,13 @@ class Present:
         if claim.form == "file":
             self._check_file(claim, place)
         elif claim.form in TREES:
-            self._check_tree(claim, place)
+            of_trees("replacing", claim.path).check(claim, place, self._options)
         else:
             self._check_directory(claim, place)
 
     def check_written(self, place: Location, option: str, kind: str) -> None:
         """Raise UsageError if the file at `place` was not written for `option`, as a file of this kind."""
-        self._check_clobber(place.path)
+        check_clobber(self._options, place.path)
         if not self._options.overwrite and file_made_as(place, kind) != kind:
             raise UsageError(
                 f"{option} would replace {place.path}, which ckptconv did not write for {option}.",
@@ -60,7 +60,7 @@ class Present:
         if claim.form != "file":
             directory, is_tree = Directory(place), claim.form in TREES
             is_part = str if is_tree else kind_of_directory(claim.form).is_file
-            names = filter(is_part, _files_below(place) if is_tree and directory.names else directory.names)
+            names = filter(is_part, files_below(place) if is_tree and directory.names else directory.names)
             where = f"files in {claim.path}"
             are_ours = [directory.is_being_made or bool(directory.made_as(name)) for name in names if name != MANIFEST]
         what = "an earlier output of ckptconv" if all(are_ours) else "not recognised as an output of ckptconv"
@@ -69,7 +69,7 @@ class Present:
     # ---- single files
 
     def _check_file(self, claim: Claim, place: Location) -> None:
-        self._check_clobber(claim.path)
+        check_clobber(self._options, claim.path)
         if claim.is_like(file_made_as(place, claim.made_as)):
             return
         if self._is_as_planned(claim, claim.names[0], place):
@@ -81,10 +81,6 @@ class Present:
             "name it as OUTPUT.",
             claim.proposed.hint,
         )
-
-    def _check_clobber(self, path: str) -> None:
-        if not self._options.clobber:
-            raise FailedError(f"{path} exists, and --no-clobber forbids replacing it.")
 
     def _is_as_planned(self, claim: Claim, name: str, place: Location) -> bool:
         """Whether a file that exists has the very bytes that are to be written, so that nothing is lost."""
@@ -115,7 +111,7 @@ class Present:
         directory, is_ours = Directory(place), kind_of_directory(claim.form).is_file
         present = next((name for name in directory.names if is_output_name(name) or is_ours(name)), "")
         if present:
-            self._check_clobber(join(claim.path, present))
+            check_clobber(self._options, join(claim.path, present))
         visible = [name for name in directory.names if not name.startswith(HIDDEN)]
         if (
             isinstance(claim.proposed, LastWord)
@@ -141,7 +137,7 @@ class Present:
             raise UsageError(
                 f"{claim.path} holds {others[0]}, from an output of another kind: two outputs in one directory would "
                 "be read as one.",
-                _NEW_DIRECTORY,
+                NEW_DIRECTORY,
             )
 
     def check_within(self, place: Location, claims: Sequence[Claim]) -> None:
@@ -167,24 +163,11 @@ class Present:
             return claim.made_as
         return earlier or (UNFINISHED if directory.is_being_made and name in claim.names else "")
 
-    def _check_tree(self, claim: Claim, place: Location) -> None:
-        if place.kind not in ("directory", "missing"):
-            raise UsageError(f"{claim.path} is a file, but the output needs a directory.")
-        directory = Directory(place)
-        if not self._options.clobber and directory.names:
-            self._check_clobber(claim.path)
-        for name in _files_below(directory.place) if directory.names else ():
-            # The file that names the tree lies next to it.
-            is_written = name in claim.names and name != TREES[claim.form]
-            is_ours = directory.made_as(name) in (claim.made_as, UNFINISHED) or (directory.is_being_made and is_written)
-            if not is_ours and not (claim.overwrite and is_written):
-                raise UsageError(
-                    f"{claim.path} would be replaced as a whole, but holds files of another kind, such as {name}.",
-                    _NEW_DIRECTORY,
-                )
-        from ckptconv.publish.pointer import check_pointer  # of few outputs
 
-        check_pointer(claim.path, claim.form, claim.made_as, claim.overwrite, self._stores)
+def check_clobber(options: Options, path: str) -> None:
+    """Raise FailedError if nothing that exists may be replaced."""
+    if not options.clobber:
+        raise FailedError(f"{path} exists, and --no-clobber forbids replacing it.")
 
 
 def _foreign(path: str, names: Sequence[str], overwrite: bool) -> UsageError:
@@ -198,7 +181,7 @@ def _foreign(path: str, names: Sequence[str], overwrite: bool) -> UsageError:
     return UsageError(
         f"{path} holds {some(names, 3, str)}, which ckptconv did not write: an output there would replace these files, "
         "or be read together with them.",
-        f"{_NEW_DIRECTORY} --overwrite replaces files with the names of output files.",
+        f"{NEW_DIRECTORY} --overwrite replaces files with the names of output files.",
     )
 
 
@@ -211,11 +194,11 @@ def taken_for_input(path: str) -> UsageError:
     )
 
 
-def _files_below(place: Location, above: str = "") -> Iterator[str]:
+def files_below(place: Location, above: str = "") -> Iterator[str]:
     """Yield the names of the files below a directory, but for those of stagings."""
     for name, entry in place.names.items():
         if entry.kind == "directory":
             if not name.startswith(HIDDEN):
-                yield from _files_below(place.child(name), f"{above}{name}/")
+                yield from files_below(place.child(name), f"{above}{name}/")
         elif above or name != MANIFEST:
             yield above + name

@@ -15,13 +15,13 @@ from ckptconv.errors import UNPUBLISHED, CkptconvError, CorruptError, StoppedErr
 from ckptconv.formats.run_names import TREES
 from ckptconv.options.table import Options
 from ckptconv.outputs.planning import Output
-from ckptconv.outputs.targets import MANIFEST, Target, directory_of, kind_of_directory
+from ckptconv.outputs.targets import MANIFEST, Target, directory_of, kind_of_directory, of_trees
 from ckptconv.plan import FilePlan, Plan
 from ckptconv.publish.jobs import Result, Task, elsewhere, make, packed_in
 from ckptconv.publish.parts import files_of, is_one_upload, part_of
 from ckptconv.publish.replacing import Replacing
 from ckptconv.publish.staging.base import FinishedFile, Staging
-from ckptconv.publish.staging.local import LocalStaging, TreeStaging
+from ckptconv.publish.staging.local import LocalStaging
 from ckptconv.publish.statements import needing_inputs, requested
 from ckptconv.storage.files import Readers, check_unchanged
 from ckptconv.storage.location import Location
@@ -115,7 +115,8 @@ def staging_for(
     `replaces` are files of an earlier output that are removed, in addition to those with an output's names.
     """
     if kind in TREES and not is_remote(path):
-        return TreeStaging(path, plan_id, TREES[kind], options.fsync, shared)
+        tree: Staging = of_trees("staging", path).TreeStaging(path, plan_id, TREES[kind], options.fsync, shared)
+        return tree
     directory = directory_of(kind)
     index = directory.last if directory else ""
     is_ours = functools.partial(_is_ours, kind, replaces) if index else None

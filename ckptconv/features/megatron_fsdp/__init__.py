@@ -9,4 +9,4 @@ from __future__ import annotations
 PAGES = ("megatron-fsdp.md",)
 SCRIPTS = ("test_megatron_fsdp.py",)
 # What it builds on.
-NEEDS = ("dcp_output", "joining", "megatron_core", "megatron_output", "torch_files")
+NEEDS = ("dcp_output", "joining", "megatron_core", "megatron_output", "torch_files", "trees")

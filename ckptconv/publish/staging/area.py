@@ -69,9 +69,9 @@ LOCK, DESCRIPTION, RECORD = ".lock", ".plan.json", ".record-"
 PUBLISHED = ".published.json"
 
 
-# Names in a staging directory: the single file of an output, the tree, and the old tree that it replaces. `BUSY` ends
-# the name of the directory that a process holds alone while it publishes.
-FILE, TREE, OLD, BUSY = "file", "tree", "old", "publishing"
+# The name of the single file of an output in a staging directory. `BUSY` ends the name of the directory that a process
+# holds alone while it publishes.
+FILE, BUSY = "file", "publishing"
 
 
 def record_of(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Decide whether the file next to a directory of a form of `TREES`, which names it, may be written."""
+"""Decides whether a tree may replace what lies at its place, and the file next to it what is there."""
 
 from __future__ import annotations
 
@@ -7,16 +7,38 @@ from typing import Any
 
 from ckptconv.errors import UsageError
 from ckptconv.formats import model_files
-from ckptconv.formats.run_names import LATEST, MAX_TAG, STATES
+from ckptconv.formats.run_names import LATEST, MAX_TAG, STATES, TREES
 from ckptconv.formats.source import ADAPTER_CONFIG, CONFIG
+from ckptconv.options.table import Options
 from ckptconv.outputs.targets import pointer_of
-from ckptconv.publish.earlier import Directory, file_made_as
+from ckptconv.publish.claims import Claim
+from ckptconv.publish.earlier import UNFINISHED, Directory, file_made_as
+from ckptconv.publish.present import NEW_DIRECTORY, check_clobber, files_below
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
 from ckptconv.text import some
 
 
-def check_pointer(path: str, form: str, made_as: str, overwrite: bool, stores: Mapping[str, Any]) -> None:
+def check(claim: Claim, place: Location, options: Options) -> None:
+    """Raise UsageError if what lies at the `place` of a claim, or next to it, may not be replaced."""
+    if place.kind not in ("directory", "missing"):
+        raise UsageError(f"{claim.path} is a file, but the output needs a directory.")
+    directory = Directory(place)
+    if directory.names:
+        check_clobber(options, claim.path)
+    for name in files_below(place) if directory.names else ():
+        # The file that names the tree lies next to it.
+        is_written = name in claim.names and name != TREES[claim.form]
+        is_ours = directory.made_as(name) in (claim.made_as, UNFINISHED) or (directory.is_being_made and is_written)
+        if not is_ours and not (claim.overwrite and is_written):
+            raise UsageError(
+                f"{claim.path} would be replaced as a whole, but holds files of another kind, such as {name}.",
+                NEW_DIRECTORY,
+            )
+    _check_pointer(claim.path, claim.form, claim.made_as, claim.overwrite, options.storage_options)
+
+
+def _check_pointer(path: str, form: str, made_as: str, overwrite: bool, stores: Mapping[str, Any]) -> None:
     """Raise UsageError if the file next to the tree at `path` is another program's, or would hide a model of others: a
     program that reads a directory with it reads the tree."""
     pointer = Location(pointer_of(path, form), dict(stores))
