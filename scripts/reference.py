@@ -21,7 +21,7 @@ import skill
 from keywords import default_of
 
 from ckptconv.cli.commands import app
-from ckptconv.cli.help import BASE, BRIEF, OWN, Flag, Help, as_json, grouped
+from ckptconv.cli.help import BASE, BRIEF, OWN, Flag, Help, grouped
 from ckptconv.cli.registered import GROUPS as REGISTERED
 from ckptconv.errors import ERROR_KINDS, StoppedError
 from ckptconv.options import GROUPS, REPORTING
@@ -403,11 +403,23 @@ def _roff(text: str) -> str:
 # ------------------------------------------------------------------------------------------------------------- main
 
 
+def help_json(every: Iterable[Help]) -> str:
+    """Return the text of reference.json: an option that several commands have is in it once."""
+    flags: dict[str, int] = {}
+    commands = {}
+    for page in every:
+        numbers = [flags.setdefault(json.dumps(vars(flag), ensure_ascii=False), len(flags)) for flag in page.flags]
+        commands[page.path] = json.dumps({**vars(page), "flags": numbers}, ensure_ascii=False)
+    listed = ",\n".join(flags)
+    named = ",\n".join(f"{json.dumps(path)}: {text}" for path, text in commands.items())
+    return f'{{"flags": [\n{listed}\n],\n"commands": {{\n{named}\n}}}}\n'
+
+
 def pages() -> dict[Path, str]:
     """Return {file: text} of all that this script writes."""
     manual = {DOCS / "man" / name: text for name, text in man_pages().items()}
     return {
-        HELP: as_json(commands()),
+        HELP: help_json(commands()),
         DOCS / "cli.md": cli_page(),
         DOCS / "json.md": json_page(),
         **{DOCS / name: import_module(module).page(MADE) for name, module in PAGES.items()},

@@ -122,20 +122,6 @@ def grouped(flags: Iterable[Flag]) -> Iterator[tuple[str, list[Flag]]]:
 # --------------------------------------------------------------------------------------------------------------- data
 
 
-def as_json(every: Iterable[Help]) -> str:
-    """Return the text of reference.json: an option that several commands have is in it once."""
-    import json
-
-    flags: dict[str, int] = {}
-    commands = {}
-    for page in every:
-        numbers = [flags.setdefault(json.dumps(vars(flag), ensure_ascii=False), len(flags)) for flag in page.flags]
-        commands[page.path] = json.dumps({**vars(page), "flags": numbers}, ensure_ascii=False)
-    listed = ",\n".join(flags)
-    named = ",\n".join(f"{json.dumps(path)}: {text}" for path, text in commands.items())
-    return f'{{"flags": [\n{listed}\n],\n"commands": {{\n{named}\n}}}}\n'
-
-
 def read() -> dict[str, Help]:
     """Return the help of every command, by its path: "ckptconv rows split"."""
     import json
