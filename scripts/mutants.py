@@ -97,8 +97,8 @@ MUTANTS = [
     ),
     Mutant(
         "structure/encoder",
-        "if leaf.group is None or self.members[leaf.group] == 1:",
-        "if leaf.group is None:",
+        "if leaf.group not in self.shared:",
+        "if True:",
         "tests/structure/test_keymap.py",
     ),
     Mutant(
