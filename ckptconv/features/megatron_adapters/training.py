@@ -18,7 +18,7 @@ _NUMBERS = ("dim", "alpha", "dropout")
 _KNOWN = (
     *_NUMBERS, "dropout_position", "target_modules", "exclude_modules", "canonical_mapping", "lora_dtype",
     "lora_A_init_method", "lora_B_init_method", "a2a_experimental", "sequence_parallel_input_regather",
-    "normalize_moe_lora", "share_expert_adapters", "experts_shared_outer_loras", TARGET,
+    "normalize_moe_lora", "share_expert_adapters", "experts_shared_outer_loras", "params_to_save", TARGET,
 )  # fmt: skip
 # Where the name of the model may be, in the order in which Megatron-Bridge looks for it.
 _NAMES = (("checkpoint", "hf_source_path"), ("model", "hf_model_id"), ("tokenizer", "tokenizer_model"))

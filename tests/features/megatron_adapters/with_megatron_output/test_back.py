@@ -167,10 +167,14 @@ def canonical(model: Model, factors: Tensors, ranks: int) -> Tensors:
     return step
 
 
-def settings(ranks: int | None, form: str = "canonical_lora.CanonicalLoRA") -> str:
+def settings(ranks: int | None) -> str:
     """The configuration of a training of such adapters on so many tensor-parallel ranks."""
     modules = "linear_q, linear_k, linear_v, linear_proj, linear_fc1_up, linear_fc1_gate, linear_fc2"
-    text = TRAINED.replace("lora.LoRA", form) + f"  target_modules: [{modules}]\n"
+    # Sets as Megatron-Bridge writes them.
+    sets = "  canonical_mapping:\n    linear_qkv: !!set\n      linear_q: null\n"
+    sets += "  params_to_save: !!set\n    decoder.layers.0.mlp.linear_fc2.adapter.linear_in.weight: null\n"
+    text = TRAINED.replace("lora.LoRA", "canonical_lora.CanonicalLoRA").replace("  canonical_mapping: {}\n", sets)
+    text += f"  target_modules: [{modules}]\n"
     return text.replace("model:\n", f"model:\n  tensor_model_parallel_size: {ranks}\n") if ranks else text
 
 
