@@ -119,6 +119,7 @@ test-megatron: build/megatron-tools build/megatron-new build/megatron-bridge bui
 	PYTHONPATH=build/megatron-new $</bin/python scripts/test_megatron.py $(MEGATRON_FLAGS)
 	PYTHONPATH=build/megatron-new $</bin/python scripts/test_megatron_states.py
 	PYTHONPATH=build/megatron-new $</bin/python scripts/test_megatron_fsdp.py
+	PYTHONPATH=build/megatron-new:build/megatron-bridge-new $</bin/python scripts/test_megatron_bridge.py
 	PYTHONPATH=build/megatron-bridge $</bin/python scripts/test_megatron_adapters.py
 	PYTHONPATH=build/megatron-new:build/megatron-bridge-new $</bin/python scripts/test_megatron_adapters.py
 

@@ -13,6 +13,6 @@ Source: Megatron-Bridge 067f987d, peft/ and models/conversion/peft_bridge.py; PE
 from __future__ import annotations
 
 PAGES = ("megatron-adapters.md",)
-SCRIPTS = ("test_megatron_adapters.py",)
+SCRIPTS = ("test_megatron_adapters.py", "test_megatron_bridge.py")
 # What it adds to, and builds on.
 NEEDS = ("megatron_core", "megatron_bridge", "maps", "like", "merge")
