@@ -171,9 +171,9 @@ class Evaluator(_Asking["Array"]):
         start, block = self._blocks.get(file) or (offset, b"")
         stop = start + len(block)
         if not start <= offset <= offset + length <= stop:
-            # The first is read alone: there may be no other.
-            follows = file in self._blocks and 0 <= offset - stop <= _NEAR
-            size = max(min(self._ahead, file.size - offset), length) if follows else length
+            # The first is read alone, and twice as much as before with each that follows: there may be no other.
+            follows = file in self._blocks and start <= offset <= stop + _NEAR
+            size = max(min(2 * len(block), self._ahead, file.size - offset), length) if follows else length
             start, block = offset, self._read_past(file, offset, size)
             self._blocks.pop(file, None)
             self._blocks[file] = start, block
