@@ -45,6 +45,12 @@ def torch_containers() -> dict[str, dict[str, Any]]:
     return {"zip": {}} | {name: options for more in of_features("CONTAINERS") for name, options in more.items()}
 
 
+def torch_releases() -> list[Path]:
+    """Return the files of old releases of torch, in every container that is read."""
+    folders = (FEATURES.parent / "data" / "torch", *of_features("RELEASES"))
+    return sorted(path for folder in folders for path in folder.glob("*/*.pt"))
+
+
 def of_features(name: str) -> list[Any]:
     """Return what each feature has under this name."""
     modules = [import_module(f"features.{path.parent.name}.cells") for path in sorted(FEATURES.glob("*/cells.py"))]

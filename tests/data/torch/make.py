@@ -1,8 +1,8 @@
 """Makes the files beside it: python make.py, with the release of torch that is to write them.
 
-They go into a directory named after the release. The wheels of releases that are out of use want CUDA: to import one
-without it (pip install --no-deps), put libraries of the names that `ldd` misses on LD_LIBRARY_PATH, with functions that
-do nothing.
+They go into a directory named after the release, and those that features read into folders of their tests. The wheels
+of releases that are out of use want CUDA: to import one without it (pip install --no-deps), put libraries of the names
+that `ldd` misses on LD_LIBRARY_PATH, with functions that do nothing.
 """
 
 from __future__ import annotations
@@ -88,13 +88,15 @@ def main() -> None:
     release = torch.__version__.partition("+")[0]
     directory = Path(__file__).parent / release
     directory.mkdir(exist_ok=True)
+    features = Path(__file__).parents[2] / "features"
+    streams, programs = (features / name / "data" / release for name in ("torch_stream", "script"))
+    streams.mkdir(parents=True, exist_ok=True)
+    programs.mkdir(parents=True, exist_ok=True)
     for name, tree in {"tensors": tensors(), "training": training(), "module": nn.Linear(2, 3)}.items():
         torch.save(tree, directory / f"{name}.pt")
-        torch.save(tree, directory / f"{name}.stream.pt", _use_new_zipfile_serialization=False)
+        torch.save(tree, streams / f"{name}.pt", _use_new_zipfile_serialization=False)
     torch.manual_seed(0)
     model = Block().eval()
-    programs = Path(__file__).parents[2] / "features" / "script" / "data" / release
-    programs.mkdir(parents=True, exist_ok=True)
     torch.jit.script(model).save(str(programs / "scripted.pt"))
     torch.jit.trace(model, torch.arange(5)).save(str(programs / "traced.pt"))
     print(release, *sorted(path.name for path in directory.iterdir()))

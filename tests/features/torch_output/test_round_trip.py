@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 from attacks.corpus import CASES
-from cells import torch_containers
+from cells import torch_containers, torch_releases
 from checkpoints import DATA, Run, ckptconv, ckptconv_here, done, torch_loaded
 from compare import assert_same
 from effort import TIMES, every, examples
@@ -441,18 +441,18 @@ def test_tied_names_of_others_share_their_memory_again(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------- other pt files
 
 
-@every("path", sorted((DATA / "torch").glob("*/*.pt")))
+@every("path", torch_releases())
 def test_files_of_old_releases_come_back(path: Path, tmp_path: Path) -> None:
     kind = path.name.split(".")[0]
     run("pt2safetensors", path, tmp_path / "x.safetensors")
     done = ckptconv_here("safetensors2pt", tmp_path / "x.safetensors", tmp_path / "x.pt", "--no-fsync")
     assert done.code == 0, done.err
     if kind == "module":
-        theirs = torch.load(path.parent / "module.pt", weights_only=False).state_dict()
+        theirs = torch.load(path, weights_only=False).state_dict()
         assert_same(dict(theirs), dict(torch_loaded(tmp_path / "x.pt")))
         return
     # torch cannot read 8-bit floats from a stream, though it writes them: the archive has the same tensors.
-    expected, again = torch_loaded(path.parent / f"{kind}.pt"), torch_loaded(tmp_path / "x.pt")
+    expected, again = torch_loaded(DATA / "torch" / path.parent.name / f"{kind}.pt"), torch_loaded(tmp_path / "x.pt")
     for name in ("conjugate", "negative"):
         # Kept as the values they stand for, which are not those of the memory they were views of.
         if name in expected:

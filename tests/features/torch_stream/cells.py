@@ -11,6 +11,8 @@ from attacks.assemble import listed, mapped, streamed, tensor, text
 from . import attacks
 
 ATTACKS = attacks.FILES
+# Files of old releases of torch, as tests/data/torch/make.py makes them.
+RELEASES = Path(__file__).parent / "data"
 # The keys in a stream that torch writes are addresses, and no two are alike.
 TORCH_FILES = {
     "pt/stream": streamed(mapped(text("state_dict"), mapped(text("w"), tensor()), text("ema"), listed(tensor())))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cells import torch_containers
+from cells import torch_containers, torch_releases
 from checkpoints import DATA, ckptconv_here, done, torch_loaded
 from compare import bits, evaluate, same
 from effort import every
@@ -12,13 +12,7 @@ from effort import every
 from ckptconv.formats.torch.file import read_torch
 
 RELEASES = sorted(path for path in (DATA / "torch").iterdir() if path.is_dir())
-# Each has the container before its suffix, if that is no zip archive.
-FILES = sorted(
-    path
-    for release in RELEASES
-    for path in release.glob("*.pt")
-    if set(path.name.split(".")[1:-1]) <= torch_containers().keys()
-)
+FILES = torch_releases()
 
 
 def of_kind(*kinds: str) -> list[Path]:
@@ -38,7 +32,7 @@ def test_training_checkpoints(path: Path) -> None:
 @every("path", of_kind("tensors"))
 def test_tensors(path: Path) -> None:
     # The same tensors are in both formats, and torch cannot read 8-bit floats from a stream, though it writes them.
-    ours, theirs = read_torch(str(path)).value, torch_loaded(path.parent / "tensors.pt")
+    ours, theirs = read_torch(str(path)).value, torch_loaded(DATA / "torch" / path.parent.name / "tensors.pt")
     assert list(ours) == list(theirs)
     for name, tensor in theirs.items():
         if tensor.is_conj() or tensor.is_neg():
