@@ -31,10 +31,8 @@ from typing import Any
 
 import computed
 import torch
-from attacks.assemble import DATA, Member, mapped, pickled, text, zipped
-from attacks.assemble import tensor as a_tensor
+from attacks.assemble import DATA, Member, zipped
 from cells import of_features
-from checkpoints import load_with_aliases
 from differential.cases import KINDS
 from differential.hunt import Hunter, limited, told
 from differential.trees import bits
@@ -337,27 +335,6 @@ def fuzz_set(chance: random.Random, place: Path) -> str:
     return fuzz_way_back(directory, output, [files[name] for name in names])
 
 
-def fuzz_index(chance: random.Random, place: Path) -> str:
-    """A sharded set of `.bin` files whose index is changed."""
-    directory, output = place / "set", place / "out.safetensors"
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir()
-    names = [f"pytorch_model-0000{number}-of-00002.bin" for number in (1, 2)]
-    for name, key in zip(names, "ab", strict=True):
-        shard = zipped(
-            [Member("archive/data.pkl", pickled(mapped(text(key), a_tensor()))), Member("archive/data/0", DATA)]
-        )
-        (directory / name).write_bytes(shard)
-    index = {"metadata": {"total_size": 48}, "weight_map": {"a": names[0], "b": names[1]}}
-    path = directory / "pytorch_model.bin.index.json"
-    path.write_text(of_json(index, chance))
-    kind = outcome(path, output)
-    if kind == "done":
-        assert {bits(found) for found in load_with_aliases(output).values()} == {DATA}
-        output.unlink()
-    return kind
-
-
 # ----------------------------------------------------------------------------------------- descriptions of computations
 
 
@@ -456,7 +433,6 @@ def fuzz_manifest(chance: random.Random, place: Path) -> str:
 READERS: dict[str, Callable[[random.Random, Path], str]] = {
     "zip": lambda chance, place: fuzz_files(changed_zip, chance, place),
     "module": lambda chance, place: fuzz_files(changed_module, chance, place),
-    "index": fuzz_index,
     "safetensors": fuzz_safetensors,
     "set": fuzz_set,
     "bits": fuzz_bits,

@@ -124,18 +124,6 @@ def _saved(tree: Callable[[], Any]) -> Callable[[Path], object]:
     return lambda place: torch.save(tree(), place / "in.pt")
 
 
-def _shards(place: Path) -> None:
-    tree = a_model(layers=10)
-    names = sorted(tree)
-    index = {"metadata": {}, "weight_map": {}}
-    for number in (1, 2):
-        file = f"pytorch_model-0000{number}-of-00002.bin"
-        part = {name: tree[name] for name in names[number - 1 :: 2]}
-        torch.save(part, place / file)
-        index["weight_map"] |= dict.fromkeys(part, file)
-    (place / "pytorch_model.bin.index.json").write_text(json.dumps(index))
-
-
 def of_files() -> Iterator[Golden]:
     convert = ("pt2safetensors", "in.pt", "--json")
     commands: tuple[tuple[str, ...], ...] = (
@@ -157,18 +145,9 @@ def of_files() -> Iterator[Golden]:
         ("convert", "in.pt", "out.safetensors", "none.pt", "--output-dir", "several", "--json"),
     )
     yield Golden("pt/zip", _saved(_tree), commands)
-    for name, content in (item for files in of_features("TORCH_FILES") for item in files.items()):
-        yield Golden(name, lambda place, content=content: (place / "in.pt").write_bytes(content), commands)
+    for name, make, own in itertools.chain(*of_features("TORCH_FILES")):
+        yield Golden(name, make, own or commands)
     yield Golden("pt/model", _saved(lambda: a_model(layers=10)), commands)
-    yield Golden(
-        "pt/sharded",
-        _shards,
-        (
-            ("pt2safetensors", "pytorch_model.bin.index.json", "out", "--json"),
-            ("inspect", "pytorch_model.bin.index.json", "--json"),
-            ("verify", "pytorch_model.bin.index.json", "out", "--json"),
-        ),
-    )
 
 
 def _rows(place: Path) -> None:

@@ -155,24 +155,6 @@ def test_pytorch_model_bin_becomes_model_safetensors_for_from_pretrained(trained
     assert torch.equal(answers(model.eval()), answers(trained))
 
 
-def test_a_sharded_set_of_bin_files_becomes_one_of_safetensors(trained: Any, tmp_path: Path) -> None:
-    directory = with_config(trained, tmp_path / "model")
-    state = {name: tensor for name, tensor in trained.state_dict().items() if name not in ties(trained)}
-    half = len(state) // 2
-    parts = [dict(list(state.items())[:half]), dict(list(state.items())[half:])]
-    names = [f"pytorch_model-{number:05d}-of-00002.bin" for number in (1, 2)]
-    for name, part in zip(names, parts, strict=True):
-        torch.save(part, directory / name)
-    weight_map = {key: name for name, part in zip(names, parts, strict=True) for key in part}
-    index = {"metadata": {"total_size": sum(t.nbytes for t in state.values())}, "weight_map": weight_map}
-    (directory / "pytorch_model.bin.index.json").write_text(json.dumps(index))
-    assert ckptconv_here("pt2safetensors", directory / "pytorch_model.bin.index.json", directory).code == 0
-    for name in (*names, "pytorch_model.bin.index.json"):
-        (directory / name).unlink()
-    model = type(trained).from_pretrained(directory, dtype=torch.float32)
-    assert torch.equal(answers(model.eval()), answers(trained))
-
-
 # ------------------------------------------------------------------------------------ accelerate, safetensors, torch
 
 

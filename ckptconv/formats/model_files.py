@@ -60,18 +60,23 @@ def sniff_torch_set(probe: Probe) -> Guess | None:
     """Recognize an index of torch.save's files, or a directory with a set, unless another family is expected in it."""
     if probe.is_file:
         return _TORCH if probe.place.path.endswith(".json") else None
-    is_meant = probe.is_directory and probe.expected in ("", TORCH)
-    return _TORCH._replace(sure=CERTAIN) if is_meant and _holds_torch(probe.place.names) else None
+    return _TORCH._replace(sure=CERTAIN) if _may_hold_torch(probe) and _holds_set(probe.place.names) else None
 
 
 def sniff_torch(probe: Probe) -> Guess | None:
-    """Recognize most files of torch.save by name or beginning. Any other file is POSSIBLE: it is read if no other
-    format knows it."""
+    """Recognize most files of torch.save by name or beginning, and a directory with a model in one file. Any other file
+    is POSSIBLE: it is read if no other format knows it."""
     if not probe.is_file:
-        return None
+        is_model = _may_hold_torch(probe) and torch_model(probe.place.names) and not _holds_set(probe.place.names)
+        return _TORCH._replace(sure=CERTAIN) if is_model else None
     head, _ = probe.head
     known = probe.place.path.endswith(TORCH_SUFFIXES) or head.startswith(b"\x80") or b"/data.pkl" in head
     return _TORCH if known else _TORCH._replace(sure=POSSIBLE)
+
+
+def _may_hold_torch(probe: Probe) -> bool:
+    """Whether a directory is asked for, and no other family is expected in it."""
+    return probe.is_directory and probe.expected in ("", TORCH)
 
 
 def may_lie_below(probe: Probe, expected: str = "", beside: str = "") -> bool:
@@ -86,17 +91,16 @@ def may_lie_below(probe: Probe, expected: str = "", beside: str = "") -> bool:
 
 def holds_whole(names: Iterable[str]) -> bool:
     """Whether a directory with these names holds a whole model."""
-    return _holds_safetensors(names) or _holds_torch(names)
+    return _holds_safetensors(names) or _holds_set(names) or bool(torch_model(names))
 
 
 def _holds_safetensors(names: Iterable[str]) -> bool:
     return any(name.endswith((SUFFIX, INDEX_SUFFIX)) for name in names)
 
 
-def _holds_torch(names: Iterable[str]) -> bool:
-    """Whether a directory with these names holds a set, or a state dict in one file."""
-    every = list(names)
-    return any(is_torch_index(name) or torch_shard().fullmatch(name) for name in every) or bool(torch_model(every))
+def _holds_set(names: Iterable[str]) -> bool:
+    """Whether a directory with these names holds a set of files of torch.save."""
+    return any(is_torch_index(name) or torch_shard().fullmatch(name) for name in names)
 
 
 def is_torch_index(name: str) -> bool:

@@ -99,7 +99,7 @@ FORMATS: tuple[Format, ...] = (
     KnownFormat("exported", "ckptconv.features.exported.read", ".pt2"),
     KnownFormat("orbax", "ckptconv.features.orbax.read", "_METADATA", "manifest.ocdbt", by="locate"),
     KnownFormat(SAFETENSORS, "ckptconv.formats.safetensors", sniff=model_files.sniff_safetensors),
-    KnownFormat(TORCH, "ckptconv.formats.torch.sharded", sniff=model_files.sniff_torch_set),
+    KnownFormat(TORCH, "ckptconv.features.torch_shards.read", sniff=model_files.sniff_torch_set),
     KnownFormat(TORCH, "ckptconv.formats.torch.file", sniff=model_files.sniff_torch),
 )
 # The order in which the kinds of files that are one of many are asked: `alone` has those of no format that is read.

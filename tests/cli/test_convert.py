@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from cells import looking, of_features, trained
-from checkpoints import COMMAND, Run, a_torch_set, ckptconv_here, contents, done, metadata_of
+from checkpoints import COMMAND, Run, ckptconv_here, contents, done, metadata_of
 from safetensors.torch import load_file, save_file
 
 import ckptconv
@@ -52,7 +52,6 @@ def test_it_has_every_option_of_the_commands_for_a_format() -> None:
 
 MAKERS: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "file": (lambda path: torch.save(NESTED, path), "in.pt", "pt2safetensors"),
-    "set": (lambda path: a_torch_set(WEIGHTS, path), "in", "pt2safetensors"),
     **{name: maker for more in of_features("MAKERS") for name, maker in more.items()},
 }
 
@@ -73,13 +72,6 @@ def test_it_does_what_the_command_for_a_format_does(place: Path) -> None:
             assert other.pop("command") == "convert"
             assert told.keys() - {"command"} == other.keys(), kind
             succeeding("verify", source, obvious / output, *options)
-
-
-def test_the_index_of_a_set_stands_for_the_set(place: Path) -> None:
-    a_torch_set(WEIGHTS, place / "in")
-    succeeding("pt2safetensors", "in/pytorch_model.bin.index.json", "special")
-    succeeding("convert", "in/pytorch_model.bin.index.json", "obvious")
-    assert contents(place / "special") == contents(place / "obvious")
 
 
 def test_without_an_output_it_is_beside_the_input(place: Path) -> None:

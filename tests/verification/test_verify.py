@@ -342,21 +342,6 @@ def test_optimizer_states_are_in_safetensors(tmp_path: Path) -> None:
                 library.verify(tmp_path / "x.pt", optimizer=tmp_path / f"x{suffix}")
 
 
-def test_an_output_beside_its_sharded_source(tmp_path: Path) -> None:
-    for number, names in ((1, "ab"), (2, "cd")):
-        torch.save({name: torch.randn(3) for name in names}, tmp_path / f"pytorch_model-0000{number}-of-00002.bin")
-    weights = {name: f"pytorch_model-0000{1 + (name in 'cd')}-of-00002.bin" for name in "abcd"}
-    index = {"metadata": {"total_size": 48}, "weight_map": weights}
-    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
-    convert(tmp_path, family="torch")
-    assert verified(tmp_path, tmp_path).tensors == 4
-    flip(
-        tmp_path / "model-00002-of-00002.safetensors",
-        -1 + (tmp_path / "model-00002-of-00002.safetensors").stat().st_size,
-    )
-    assert difference(tmp_path, tmp_path)["tensor"] == "d"
-
-
 # ---------------------------------------------------------------------------------- whatever is not so is found
 
 

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsafeError, UnsupportedError
-from ckptconv.formats.model_files import TORCH
+from ckptconv.formats.model_files import TORCH, torch_model
 from ckptconv.formats.source import FileFacts, Source, Wanted
 from ckptconv.formats.torch.container import SCANNED, Taken, TorchFile, is_stream, refuse_attack
 from ckptconv.pickles.refusing import attacks_are_refused
@@ -147,19 +147,22 @@ class InputLog:
 
 
 def read(place: Location, wanted: Wanted | None = None) -> Source:
-    """Open a .pt, .pth, .bin or .ckpt file. Its weights are the tree it holds, with modules as their state dicts."""
-    torch_file = read_torch(place, limits=WHOLE_TREES)
+    """Open a .pt, .pth, .bin or .ckpt file, or a directory with a model in one. Its weights are the tree in the file,
+    with modules as their state dicts."""
+    in_directory = place.kind == "directory"
+    model = place.at(place.names[torch_model(place.names)].file) if in_directory else place
+    torch_file = read_torch(model, limits=WHOLE_TREES)
     taken = Taken(torch_file.value, (), (), torch_file.opaque)
     # Modules are objects of unknown classes.
     if torch_file.opaque and not (wanted and wanted.raw):
         for module in MODULES:
-            taken = import_module(module).taken(torch_file.value, torch_file.opaque, place.path)
+            taken = import_module(module).taken(torch_file.value, torch_file.opaque, model.path)
     return Source(
         format=f"torch {torch_file.container}",
         family=TORCH,
         path=place.path,
         weights=taken.tree,
-        facts={"size": torch_file.file.size},
+        facts={"files": 1, "size": torch_file.file.size} if in_directory else {"size": torch_file.file.size},
         files=FileFacts(
             [str(name) for name in taken.opaque],
             [str(name) for name in torch_file.globals],
@@ -168,6 +171,7 @@ def read(place: Location, wanted: Wanted | None = None) -> Source:
         values=taken.values,
         notes=[*torch_file.notes, *taken.notes],
         warnings=[*torch_file.warnings, *taken.warnings],
-        inputs={place.name: fingerprint(torch_file)},
+        shards=[model.path] if in_directory else [],
+        inputs={model.name: fingerprint(torch_file)},
         bytes_read=torch_file.bytes_read,
     )

@@ -178,6 +178,8 @@ class TorchArchive(Archive):
             return of_file(self.file.path, refusal)
         if head.startswith(LOCAL_SIGNATURE):
             return super().no_directory()
+        if self.file.path.endswith(".json"):
+            return UnsupportedError(f"{self.file.path} is not a checkpoint.", "Give its files, or their directory.")
         return CorruptError(
             f"{self.file.path} is not a torch checkpoint: it is not a zip archive, and begins with {head[:16]!r}.",
             "Check its source: the file may not match its name.",

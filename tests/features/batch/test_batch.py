@@ -15,7 +15,7 @@ import torch
 from attacks.assemble import members, pickled, tensor, zipped
 from attacks.corpus import CASES
 from cells import of_features, trained
-from checkpoints import Run, a_torch_set, ckptconv_here, contents, done
+from checkpoints import Run, ckptconv_here, contents, done
 from hypothesis import given
 from hypothesis import strategies as st
 from processes import prepared
@@ -98,7 +98,9 @@ def mixed(place: Path) -> list[str]:
     for number in range(3):
         save_file({"w": torch.ones(3, dtype=torch.float16)}, place / "in" / f"s{number}.safetensors")
     for number in range(3):
-        a_torch_set(WEIGHTS, place / "in" / f"set{number}")
+        model = place / "in" / f"model{number}"
+        model.mkdir()
+        torch.save(WEIGHTS, model / "pytorch_model.bin")
     save_file(WEIGHTS, place / "whole.safetensors")
     succeeding("convert", place / "whole.safetensors", place / "in" / "shards", "--max-shard-size", "20B")
     (place / "in" / "attack.pt").write_bytes(CASES["live_os_system.pt"].make("canary"))

@@ -23,6 +23,7 @@ from ckptconv import CorruptError, FailedError, Report, UsageError, convert, ver
 from ckptconv.features.hub import store as hub_paths
 from ckptconv.features.remote import access
 from ckptconv.options.table import OPTIONS
+from ckptconv.process import has_feature
 from ckptconv.storage import stores
 from ckptconv.text import parse_path
 
@@ -55,11 +56,30 @@ def model(seed: int = 0, layers: int = 3) -> dict[str, torch.Tensor]:
     return {f"layers.{number}.weight": torch.randn(60, 70, generator=generator) for number in range(layers)}
 
 
-def sharded(state: Mapping[str, torch.Tensor]) -> dict[str, bytes]:
-    """The files of a set of torch files with an index, one tensor in each."""
-    names = {name: f"pytorch_model-{at:05d}-of-{len(state):05d}.bin" for at, name in enumerate(state, 1)}
+def sharded(state: Mapping[str, torch.Tensor], stem: str = "model", suffix: str = "safetensors") -> dict[str, bytes]:
+    """The files of a set with an index, one tensor in each."""
+    names = {name: f"{stem}-{at:05d}-of-{len(state):05d}.{suffix}" for at, name in enumerate(state, 1)}
     index = json.dumps({"metadata": {"total_size": 1}, "weight_map": names}).encode()
-    return {"pytorch_model.bin.index.json": index, **{names[name]: saved({name: state[name]}) for name in state}}
+    write = saved if suffix == "bin" else save
+    return {f"{stem}.{suffix}.index.json": index, **{names[name]: write({name: state[name]}) for name in state}}
+
+
+def of_torch(state: Mapping[str, torch.Tensor]) -> dict[str, bytes]:
+    return sharded(state, "pytorch_model", "bin")
+
+
+SETS: dict[str, tuple[Callable[[Any], dict[str, bytes]], str]] = {
+    "shards": (of_torch, "3 torch files"),
+    "shards beside those of other programs": (
+        lambda state: {**of_torch(state), "flax_model.msgpack.index.json": b"{}", "tf_model.h5.index.json": b"{}"},
+        "3 torch files",
+    ),
+}
+FILES: dict[str, tuple[Callable[[Any], dict[str, bytes]], str]] = {
+    "one file": (lambda state: {"pytorch_model.bin": saved(state)}, "torch zip archive"),
+    "safetensors": (lambda state: {"model.safetensors": save(state, {"format": "pt"})}, "safetensors"),
+    **(SETS if has_feature("torch_shards") else {}),
+}
 
 
 def files_below(directory: Path) -> dict[str, bytes]:
@@ -80,19 +100,7 @@ def noted(report: Report, words: str) -> bool:
 # -------------------------------------------------------------------------------------------------- what is found there
 
 
-@pytest.mark.parametrize(
-    ("files", "read"),
-    [
-        (lambda state: {"pytorch_model.bin": saved(state)}, "torch zip archive"),
-        (sharded, "3 torch files"),
-        (lambda state: {"model.safetensors": save(state, {"format": "pt"})}, "safetensors"),
-        (
-            lambda state: {**sharded(state), "flax_model.msgpack.index.json": b"{}", "tf_model.h5.index.json": b"{}"},
-            "3 torch files",
-        ),
-    ],
-    ids=["one file", "shards", "safetensors", "shards beside those of other programs"],
-)
+@pytest.mark.parametrize(("files", "read"), FILES.values(), ids=FILES)
 def test_the_checkpoint_of_a_repository_is_found_and_its_output_can_be_loaded(
     files: Callable[[Any], dict[str, bytes]], read: str, hub: Hub, repository: str, tmp_path: Path
 ) -> None:

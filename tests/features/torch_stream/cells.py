@@ -14,9 +14,8 @@ ATTACKS = attacks.FILES
 # Files of old releases of torch, as tests/data/torch/make.py makes them.
 RELEASES = Path(__file__).parent / "data"
 # The keys in a stream that torch writes are addresses, and no two are alike.
-TORCH_FILES = {
-    "pt/stream": streamed(mapped(text("state_dict"), mapped(text("w"), tensor()), text("ema"), listed(tensor())))
-}
+_STREAM = streamed(mapped(text("state_dict"), mapped(text("w"), tensor()), text("ema"), listed(tensor())))
+TORCH_FILES = [("pt/stream", lambda place: (place / "in.pt").write_bytes(_STREAM), ())]
 # Containers of torch.save: its options that ask for them.
 CONTAINERS: dict[str, dict[str, Any]] = {"stream": {"_use_new_zipfile_serialization": False}}
 

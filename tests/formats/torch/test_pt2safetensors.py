@@ -623,6 +623,14 @@ def test_without_an_output_it_stands_beside_the_input(
     assert f"wrote {output.encode(errors='backslashreplace').decode()} (" in shown.out
 
 
+def test_a_directory_with_a_model_in_one_file(tmp_path: Path) -> None:
+    state = {"b": torch.arange(4.0), "a": torch.ones(2, 3)}
+    torch_file(tmp_path, state).rename(tmp_path / "pytorch_model.bin")
+    run = done(ckptconv_here("pt2safetensors", tmp_path, "--verify", "--json"))
+    assert str(tmp_path / "model.safetensors") in [written["path"] for written in run.json["outputs"]]
+    assert_same(load_file(tmp_path / "model.safetensors"), state)
+
+
 def test_beside_a_configuration_it_has_the_name_that_from_pretrained_looks_for(tmp_path: Path) -> None:
     torch_file(tmp_path, {"a": torch.ones(1)}).rename(tmp_path / "pytorch_model.bin")
     (tmp_path / "config.json").write_text("{}")

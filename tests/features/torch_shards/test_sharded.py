@@ -14,7 +14,7 @@ import fsspec
 import pytest
 import torch
 from cells import torch_containers
-from checkpoints import Run, assert_same, ckptconv_here, done, load_with_aliases
+from checkpoints import Run, assert_same, ckptconv_here, contents, done, load_with_aliases
 from compare import Attack, numbers
 from effort import every, examples
 from hypothesis import given
@@ -24,6 +24,7 @@ from safetensors.torch import load_file
 from stores import FAR
 from torch import nn
 
+import ckptconv as library
 from ckptconv.formats.detect import open_source
 
 INDEX = "pytorch_model.bin.index.json"
@@ -205,13 +206,6 @@ def test_sets_are_counted_from_one_or_from_nought(first: int, called: str, tmp_p
     assert_same(load_with_aliases(tmp_path / "out"), tensors)
 
 
-def test_a_directory_with_a_state_dict_in_one_file(tmp_path: Path) -> None:
-    tensors = state_dict()
-    torch.save(tensors, tmp_path / "pytorch_model.bin")
-    converted(tmp_path)
-    assert_same(load_file(tmp_path / "model.safetensors"), tensors)
-
-
 @every("options", torch_containers().values(), ids=torch_containers())
 def test_shards_in_every_container(options: dict[str, Any], tmp_path: Path) -> None:
     tensors = {name: numbers(torch.float32, 10) for name in "ab"}
@@ -355,6 +349,24 @@ def test_a_directory_without_checkpoints(tmp_path: Path) -> None:
     refused(2, "but not a known checkpoint", path=tmp_path)
 
 
+def test_the_index_of_a_set_stands_for_the_set(tmp_path: Path) -> None:
+    directory = sharded(state_dict(), tmp_path / "in")
+    converted(directory / INDEX, tmp_path / "special")
+    done(ckptconv_here("convert", directory / INDEX, tmp_path / "obvious"))
+    assert contents(tmp_path / "special") == contents(tmp_path / "obvious")
+
+
+def test_an_output_beside_its_sharded_source(tmp_path: Path) -> None:
+    directory = sharded({name: torch.randn(3) for name in "abcd"}, tmp_path / "in", 2)
+    converted(directory)
+    assert ckptconv_here("verify", directory, directory, "--json").json["tensors"] == 4
+    path = directory / "model-00002-of-00002.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"\xff")
+    with pytest.raises(library.DifferenceError) as caught:
+        library.verify(directory, directory)
+    assert caught.value.difference["tensor"] == "d"
+
+
 # ------------------------------------------------------------------------------------------------------------ on stores
 
 
@@ -364,8 +376,8 @@ def test_the_files_of_a_set_on_a_store_are_read_side_by_side(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is read of one waits until those of all have begun."""
+    from ckptconv.features.torch_shards import read as torch_set
     from ckptconv.formats import safetensors
-    from ckptconv.formats.torch import sharded as torch_set
 
     directory, index = sharded(state_dict(), tmp_path / "in"), INDEX
     if kind == "safetensors":

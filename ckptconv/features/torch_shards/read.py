@@ -16,7 +16,7 @@ from typing import Any
 
 from ckptconv.cells import cut
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
-from ckptconv.formats.model_files import INDEX, TORCH, TORCH_MODELS, is_torch_index, torch_model, torch_shard
+from ckptconv.formats.model_files import INDEX, TORCH, TORCH_MODELS, is_torch_index, torch_shard
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.file import InputLog, read_torch
@@ -50,7 +50,7 @@ def read(place: Location, wanted: Wanted | None = None) -> Source:
         )
     if indexes:
         return _read_index(place.join(indexes[0]), place.path)
-    files = _complete_set(place.path, place.names) or [torch_model(place.names)]
+    files = _complete_set(place.path, place.names)
     return _source(place.path, {file: place.at(place.names[file].file) for file in files}, None)
 
 
@@ -93,7 +93,7 @@ def _told(place: Location) -> Index:
 
 
 def _complete_set(path: str, names: Iterable[str]) -> list[str]:
-    """Return all files of the only set in a directory; [] if there is no set."""
+    """Return all files of the only set in a directory."""
     sets: dict[tuple[str, int, str, str], dict[int, str]] = {}
     for name in names:
         match = torch_shard().fullmatch(name)
@@ -104,8 +104,6 @@ def _complete_set(path: str, names: Iterable[str]) -> list[str]:
     if len(sets) > 1:
         examples = [next(iter(shards.values())) for shards in sets.values()]
         raise UsageError(f"{path} holds several sets of shards: {_some(examples)}.", "Give the index of one of them.")
-    if not sets:
-        return []
     (((stem, width, count, suffix), shards),) = sets.items()
     first = 0 if 0 in shards else 1
     wanted = range(first, first + int(count))
