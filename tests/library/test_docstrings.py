@@ -16,6 +16,8 @@ from optimizer_files import by_names
 
 import ckptconv
 from ckptconv import errors
+from ckptconv.process import of_feature
+from ckptconv.structure.leaves import LIVE
 
 DOCUMENTED = [name for name in ckptconv.__all__ if callable(getattr(ckptconv, name))]
 EXAMPLES = {name: doc for name in DOCUMENTED if ">>>" in (doc := inspect.getdoc(getattr(ckptconv, name)) or "")}
@@ -28,7 +30,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory in which the examples run: a model, a checkpoint of its training, a base and an adapter of it, an
     embedding table of whole rows."""
     monkeypatch.chdir(tmp_path)
-    torch.save({"weight": torch.ones(3, 4), "bias": torch.zeros(3)}, "model.pt")
+    # In the order of a file of safetensors, which then has no record.
+    torch.save({"bias": torch.zeros(3), "weight": torch.ones(3, 4)}, "model.pt")
     linear = torch.nn.Linear(4, 3)
     optimizer = torch.optim.Adam(linear.parameters())
     linear(torch.ones(4)).sum().backward()
@@ -45,6 +48,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_example_runs(name: str, place: Path) -> None:
+    if name in ("flatten", "unflatten") and of_feature(LIVE, "tensors") is None:
+        return  # their trees hold tensors of torch
     known = {"ckptconv": ckptconv, "torch": torch}
     test = doctest.DocTestParser().get_doctest(EXAMPLES[name], known, name, None, None)
     told: list[str] = []
