@@ -6,7 +6,9 @@ import contextlib
 import errno
 import itertools
 import os
+import shutil
 import struct
+import subprocess
 import sys
 import threading
 import zipfile
@@ -69,6 +71,15 @@ def test_a_deflated_archive_is_converted_like_the_plain_one(
     # Every byte of the file once, a little of its directory twice, and once more what three tensors are views of.
     assert path.stat().st_size * 0.95 < report.bytes_read < 2 * path.stat().st_size + 70_000
     assert sorted(os.listdir(tmp_path)) == ["model.pt", "out.safetensors"]
+
+
+@pytest.mark.skipif(shutil.which("zip") is None, reason="zip is not installed")
+def test_an_archive_that_the_program_zip_packs(plain: Path, expected: bytes, tmp_path: Path) -> None:
+    with zipfile.ZipFile(plain) as old:
+        old.extractall(tmp_path / "unpacked")
+    subprocess.run(["zip", "-q", "-r", tmp_path / "packed.pt", "model"], cwd=tmp_path / "unpacked", check=True)
+    convert(tmp_path / "packed.pt", tmp_path / "out.safetensors")
+    assert (tmp_path / "out.safetensors").read_bytes() == expected
 
 
 @given(data=st.data())
