@@ -6,10 +6,10 @@ The entries are not read: their names alone decide whether an output may be writ
 from __future__ import annotations
 
 import re
+from importlib import import_module
 
 from ckptconv.formats import model_files
-from ckptconv.formats.foreign import foreign_directory
-from ckptconv.formats.registered import DESCRIBING, PIPELINES
+from ckptconv.formats.registered import DESCRIBING, FOREIGN, PIPELINES
 from ckptconv.formats.run_names import POINTERS, ZERO
 from ckptconv.formats.runs import MEGATRON_RANK, STEP_METADATA, is_of_step
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
@@ -54,4 +54,4 @@ def _is_file_of_weights(name: str) -> bool:
     suffixes = (model_files.SUFFIX, model_files.INDEX, *DESCRIBING, *TORCH_SUFFIXES, *_OTHER_SUFFIXES)
     known = name.endswith(suffixes) or name in POINTERS or name == STEP_METADATA
     known = known or any(pattern.fullmatch(name) for pattern in (_ADAPTER, _DISTRIBUTED))
-    return known or foreign_directory([name]) is not None
+    return known or any(import_module(module).is_sign(name) for module in FOREIGN)

@@ -6,7 +6,6 @@ import os
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
-from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptconv.errors import CkptconvError, MissingError, UsageError
@@ -14,7 +13,7 @@ from ckptconv.formats import alone as alone_files
 from ckptconv.formats import model_files, pipelines
 from ckptconv.formats.format import CERTAIN, LIKELY, Format, Guess, Probe
 from ckptconv.formats.model_files import TORCH
-from ckptconv.formats.registered import BY_RANK, DEEPSPEED, FORMATS, JOINING, MEGATRON, PIPES, PLUGINS
+from ckptconv.formats.registered import BY_RANK, DEEPSPEED, FOREIGN, FORMATS, JOINING, MEGATRON, PIPES, PLUGINS
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.options.option import checked
 from ckptconv.options.registered import opening, placed, several
@@ -22,6 +21,7 @@ from ckptconv.options.table import CHANGING, FITTING, OPENING
 from ckptconv.pickles.nodes import is_distributed_class
 from ckptconv.pickles.refusing import refusing_attacks
 from ckptconv.storage import stores
+from ckptconv.storage.handles import HIDDEN
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_pipe, is_quoted, is_remote
 from ckptconv.text import UNSET, some
@@ -232,8 +232,8 @@ def choose(probe: Probe) -> _Found:
     if best is None or best[1].sure < LIKELY:
         for module in PLUGINS:
             best = _surest(import_module(module).installed(), probe, best)
-    if best is None and probe.is_directory:
-        _check_foreign(place)
+    for module in FOREIGN if best is None and probe.is_directory else ():
+        import_module(module).check_below(place)
     if best is None:
         raise UsageError(
             f"{place} is {place.entry.described}, but not a known checkpoint.",
@@ -241,8 +241,9 @@ def choose(probe: Probe) -> _Found:
         )
     chosen, guess = best
     if family not in ("", chosen.FAMILY, *guess.also):
-        if probe.is_file and guess.sure < CERTAIN:
-            _check_beginning(probe)
+        # Another command would not help with a file that none reads, such as a web page.
+        for module in FOREIGN if probe.is_file and guess.sure < CERTAIN else ():
+            import_module(module).check_file(place.path, *probe.head)
         meant = (guess.place or place).path
         # The strict spelling for a .pt file may lead back to where the user comes from: safetensors2pt.
         is_torch = chosen.FAMILY == TORCH and family == model_files.SAFETENSORS
@@ -271,31 +272,6 @@ def _surest(formats: Iterable[Format], probe: Probe, best: _Found | None = None)
     return best
 
 
-def _check_beginning(probe: Probe) -> None:
-    """Raise the error for a file that no command reads, such as a web page: another command would not help."""
-    from ckptconv.formats.foreign import foreign_file, of_file
-
-    if error := foreign_file(*probe.head):
-        raise of_file(probe.place.path, error)
-
-
-def _check_foreign(place: Location) -> None:
-    """Raise the error for a directory of a format that is not read. It may be up to two levels below: a run has steps,
-    and a step has items."""
-    from ckptconv.formats.foreign import foreign_directory
-
-    inner = [*islice(_directories(place), _LOOKED_AT)]
-    items = islice((item for step in inner for item in _directories(step)), _LOOKED_AT)
-    for directory in (place, *inner, *items):
-        if error := foreign_directory(directory.names):
-            raise type(error)(f"{directory} {error.message}", error.hint)
-
-
-def _directories(place: Location) -> Iterator[Location]:
-    """Yield the directories in a directory."""
-    return (place.child(name) for name, entry in place.names.items() if entry.kind == "directory")
-
-
 def _within(place: Location) -> str:
     """Return a sentence on the content of a directory without a checkpoint, and on what to do."""
     names = sorted(name for name in place.names if not name.startswith("."))
@@ -312,9 +288,9 @@ def _within(place: Location) -> str:
         )
     if checkpoints:
         return f"Give the checkpoint in it: {checkpoints[0]}"
-    from ckptconv.formats.foreign import without_checkpoint
-
-    return without_checkpoint(place.names)
+    if all(name.startswith(HIDDEN) for name in place.names):
+        return "It holds an unfinished conversion: run its command again to continue it, or delete the directory."
+    return f"Give a file, or the directory of the checkpoint. It holds {some(sorted(place.names), form=str)}."
 
 
 def _is_checkpoint(place: Location) -> bool:

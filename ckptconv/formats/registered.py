@@ -120,6 +120,12 @@ LONE: tuple[Lone, ...] = (
 PLUGINS: tuple[str, ...] = (
     "ckptconv.features.plugins.entries",
 )  # fmt: skip
+# What knows files of other programs, which are not read: the module. There, `check_file`, `check_archive`,
+# `check_directory` and `check_below` raise the error that says what such a path is; `is_sign` tells by a name whether
+# its directory is one.
+FOREIGN: tuple[str, ...] = (
+    "ckptconv.features.foreign.known",
+)  # fmt: skip
 # What keeps input from a pipe, so that it can be read at any offset: the module. There, `take_pipe` returns the name
 # under which it is read.
 PIPES: tuple[str, ...] = (

@@ -27,9 +27,8 @@ from ckptconv.errors import (
     UsageError,
     damaged,
 )
-from ckptconv.formats.foreign import foreign_directory, foreign_file, of_file
 from ckptconv.formats.model_files import INDEX_SUFFIX, MAX_HEADER, METADATA, SAFETENSORS, SUFFIX
-from ckptconv.formats.registered import NAMINGS, NO_WEIGHTS
+from ckptconv.formats.registered import FOREIGN, NAMINGS, NO_WEIGHTS
 from ckptconv.formats.source import STEMS, FileFacts, Source, StoredTensors, Wanted
 from ckptconv.formats.weight_map import read_index
 from ckptconv.pickles.children import walk
@@ -84,8 +83,8 @@ def locate(directory: Location) -> Location | None:
         if len(names_of_kind) == 1:
             return directory.join(names_of_kind[0])
         if names_of_kind:
-            if error := foreign_directory(names_of_kind):
-                raise type(error)(f"{directory} {error.message}", error.hint)
+            for module in FOREIGN:
+                import_module(module).check_directory(directory, names_of_kind)
             is_set = all(re.search(rf"{NUMBERED}{re.escape(SUFFIX)}$", name) for name in names_of_kind)
             raise UsageError(
                 f"{directory} holds several safetensors files, but no index of the files that belong together: "
@@ -402,8 +401,8 @@ def _raw_header(reader: Reader, base: int, stop: int, first: int) -> tuple[bytes
     path, size = reader.file.path, stop - base
     head = reader.read_at(base, min(size, first if is_remote(path) else 512))
     length = int.from_bytes(head[:8], "little")
-    if (len(head) < 9 or head[8:9] != b"{") and (error := foreign_file(head[:512], size)):
-        raise of_file(path, error)
+    for module in FOREIGN if head[8:9] != b"{" else ():
+        import_module(module).check_file(path, head[:512], size)
     if len(head) < 8:
         raise _corrupt(path, f"it has {size} bytes, too few for the length of a header")
     if length > MAX_HEADER:

@@ -11,11 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError
 from ckptconv.features.dcp import MODULE
 from ckptconv.features.joining.names import MAX_DEPTH, Path, named
+from ckptconv.formats.registered import FOREIGN
 from ckptconv.formats.torch.objects import vocabulary
 from ckptconv.pickles.machine import Loaded, load
 from ckptconv.pickles.nodes import Global, Opaque, TorchConstant
@@ -218,12 +220,9 @@ def read_description(pickles: Iterable[tuple[str, bytes]], *, of_ranks: bool) ->
         try:
             loaded = load(data, words, where=where)
         except CorruptError:
-            from ckptconv.formats.foreign import foreign_file
-
-            foreign = None if data.startswith(b"\x80") else foreign_file(data[:512], len(data))
-            if foreign is None:
-                raise
-            raise type(foreign)(f"{where} {foreign.message}", foreign.hint) from None
+            for module in () if data.startswith(b"\x80") else FOREIGN:
+                import_module(module).check_file(where, data[:512], len(data))
+            raise
         del data
         description.opaque.update(dict.fromkeys(map(str, loaded.opaque)))
         description.mentioned.update(dict.fromkeys(map(str, loaded.globals)))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from ckptconv.errors import CkptconvError, CorruptError
 from ckptconv.features.dcp.locate import BEGINNING, is_metadata
 from ckptconv.features.dcp.names import METADATA, SUFFIX
 from ckptconv.formats import model_files
-from ckptconv.formats.foreign import foreign_directory
+from ckptconv.formats.registered import FOREIGN
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
 from ckptconv.storage.reading import Entry
@@ -16,11 +18,10 @@ _TRIED = 32
 
 
 def not_described(directory: Location) -> CkptconvError:
-    """Return the error for a directory without metadata."""
+    """Return the error for a directory without metadata. Raise it if another program's files are known by it."""
     names = directory.names
-    foreign = foreign_directory(names)
-    if foreign:
-        return type(foreign)(f"{directory} {foreign.message}", foreign.hint)
+    for module in FOREIGN:
+        import_module(module).check_directory(directory, names)
     if f"{METADATA}.tmp" in names:
         return CorruptError(
             f"{directory} has {METADATA}.tmp and no {METADATA}, which is written last: the save was interrupted.",

@@ -8,7 +8,7 @@ from typing import Any
 from ckptconv.errors import CkptconvError, TruncatedError
 from ckptconv.features.scan.bounds import LIMITS
 from ckptconv.features.scan.grammar.judge import Judge
-from ckptconv.formats.foreign import begins_as_pickle
+from ckptconv.formats.torch.container import begins_as_pickle
 from ckptconv.formats.torch.objects import without_tensors
 from ckptconv.pickles import watching
 from ckptconv.pickles.machine import load

@@ -18,9 +18,8 @@ from ckptconv.features.scan.options import SCANNING
 from ckptconv.features.scan.report import RULES, VERDICTS, ScannedFile, ScanReport, worst
 from ckptconv.formats import model_files
 from ckptconv.formats.detect import open_source
-from ckptconv.formats.foreign import foreign_file
 from ckptconv.formats.model_files import SAFETENSORS
-from ckptconv.formats.registered import DESCRIBING
+from ckptconv.formats.registered import DESCRIBING, FOREIGN
 from ckptconv.formats.run_names import LATEST, LATEST_UNIVERSAL, MAX_TAG, tags_in
 from ckptconv.formats.weight_map import read_index
 from ckptconv.options.option import checked, filled
@@ -145,12 +144,12 @@ def _scanned(place: Location, is_named: bool) -> ScannedFile | None:
         contents.add("not-opened", f"{place} is {other_model or 'a file of unknown format'}: it was not judged.")
         kind = kind or other_model or "other file"
     if not kind and not contents.findings:
-        foreign = foreign_file(head, size)
+        foreign = next((import_module(module).foreign_file(str(place), head, size) for module in FOREIGN), None)
         is_missing = contents.expected and not isinstance(foreign, UnsupportedError)
         if not (is_missing or head.startswith(_LFS)):
             return None
-        reason = foreign.message if foreign else f"begins with {head[:16]!r}, unlike any checkpoint."
-        contents.add("unreadable", f"{place} {reason}{f' {foreign.hint}' if foreign else ''}")
+        unlike = f"{place} begins with {head[:16]!r}, unlike any checkpoint."
+        contents.add("unreadable", f"{foreign.message} {foreign.hint}" if foreign else unlike)
     return _verdict(place.path, kind or "unknown", size, contents)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ckptconv.errors import CkptconvError, TruncatedError, UnsafeError
+from ckptconv.errors import CkptconvError, TruncatedError, UnsafeError, UnsupportedError
 from ckptconv.pickles.machine import load
 from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.refusing import attacks_are_refused
@@ -25,6 +26,8 @@ STREAM_MAGIC = 0x1950A86A20F9469CFC6C
 _MAGICS = (b"\x8a\x0a" + STREAM_MAGIC.to_bytes(10, "little") + b".", b"L%dL\n." % STREAM_MAGIC)
 # Bytes at the start of a file that hold it: the protocol and a frame may precede it.
 STREAM_HEAD = 40
+# The beginning of pickles of protocols 0 and 1, which have no header: a container put into the memo, or a name.
+_PICKLE_BEGINS = rb"[(\]})]+[dlt]?(?:q[\0\1]|p[01]\n)|\(*c[\w.]+\n[\w.]+\n(?:[q(}\])]|p\d)"
 # Members of TorchScript archives of torch 1.0 to 1.2: the description (data.pkl in later ones), attributes and tensors.
 SCRIPT_DESCRIPTION, SCRIPT_ATTRIBUTES, SCRIPT_RECORDS = "model.json", "attributes.pkl", "tensors/"
 
@@ -83,6 +86,19 @@ def is_pickle(data: bytes, where: str, *, or_begins: bool = False) -> bool:
     except CkptconvError:
         return False
     return True
+
+
+def begins_as_pickle(head: bytes) -> bool:
+    """Whether a file that begins with `head` is a pickle of protocol 0 or 1."""
+    return re.match(_PICKLE_BEGINS, head) is not None
+
+
+def plain_pickle(path: str) -> UnsupportedError:
+    """Return the error for a pickle at `path` that is not in torch's container."""
+    return UnsupportedError(
+        f"{path} is a plain pickle, not a file of torch.save.",
+        "If it holds a state dict that you trust: load it with pickle, and write it with torch.save.",
+    )
 
 
 class TorchFile(NamedTuple):

@@ -14,6 +14,8 @@ from importlib import import_module
 from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
+from ckptconv.formats.format import HEAD
+from ckptconv.formats.registered import FOREIGN
 from ckptconv.formats.torch.container import (
     SCANNED,
     SCRIPT_ATTRIBUTES,
@@ -22,6 +24,7 @@ from ckptconv.formats.torch.container import (
     TorchFile,
     first_identity,
     is_pickle,
+    plain_pickle,
 )
 from ckptconv.formats.torch.objects import vocabulary
 from ckptconv.formats.torch.storages import FirstDtypes, Storage, StorageId, storage_id
@@ -168,14 +171,11 @@ class TorchArchive(Archive):
         self.is_script = self.is_old_script or self._has_code()
 
     def no_directory(self) -> CkptconvError:
-        from ckptconv.formats.foreign import foreign_file, of_file, plain_pickle
-
-        head = self.read_at(0, min(self.size, 512))
-        refusal = foreign_file(head, self.size)
-        if refusal is None and is_pickle(self.read_at(0, min(self.size, SCANNED)), self.name):
-            refusal = plain_pickle()
-        if refusal:
-            return of_file(self.file.path, refusal)
+        head = self.read_at(0, min(self.size, HEAD))
+        for module in FOREIGN:
+            import_module(module).check_file(self.file.path, head, self.size)
+        if is_pickle(self.read_at(0, min(self.size, SCANNED)), self.name):
+            return plain_pickle(self.file.path)
         if head.startswith(LOCAL_SIGNATURE):
             return super().no_directory()
         if self.file.path.endswith(".json"):
@@ -204,8 +204,8 @@ class TorchArchive(Archive):
         exact.sort(key=len)
         inside = exact[0][: -len(PICKLE)].lower() + _STORAGES if exact else ""
         outermost = [name for name in exact if not name.lower().startswith(inside)]
-        if not outermost:
-            self._refuse_other_archive()
+        for module in () if outermost else FOREIGN:
+            import_module(module).check_archive(self.name, self.rows)
         if len(outermost) != 1:
             kind = CorruptError if outermost else UnsupportedError
             members = f"{len(outermost)} members named {PICKLE}" if outermost else f"no member named {PICKLE}"
@@ -227,14 +227,6 @@ class TorchArchive(Archive):
         if outermost[0] != prefix + PICKLE or prefix[-1:] not in ("", "/"):
             raise self.corrupt(f"its {PICKLE} is called {brief(outermost[0])}, where some readers do not find it")
         return prefix
-
-    def _refuse_other_archive(self) -> None:
-        """Raise UnsupportedError that names the kind of an archive not from torch.save, if its members show it."""
-        from ckptconv.formats.foreign import foreign_archive
-
-        known = foreign_archive(self.rows)
-        if known:
-            raise UnsupportedError(f"{self.name} is {known[0]}, not a file of torch.save.", known[1])
 
     def _has_code(self) -> bool:
         return self.prefix + "constants.pkl" in self.rows or self.is_any_below(self.prefix + "code/")

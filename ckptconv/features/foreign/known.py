@@ -11,12 +11,13 @@ cc/saved_model/constants.h, of whose saved_model.pb or .pbtxt proto_splitter mak
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from itertools import islice
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError, UsageError, damaged
-from ckptconv.storage.handles import HIDDEN
+from ckptconv.formats.torch.container import begins_as_pickle, plain_pickle
+from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_quoted
-from ckptconv.text import some
 
 _CORRUPT, _UNSUPPORTED = CorruptError, UnsupportedError
 _AGAIN = "Download it again, and read the answer of the server."
@@ -33,10 +34,11 @@ _PADDLE = "Load it with paddle.distributed.load_state_dict, and save it as safet
 _OF_RANKS = 'Only these programs load it, with load_format="sharded_state": convert the original model instead.'
 _FOR_DEVICES = "It was exported from a model for devices: convert the original model instead."
 _BESIDE = "Give the other file: its name lacks the leading ._ of this one."
-_REPICKLE = "If it holds a state dict that you trust: load it with pickle, and write it with torch.save."
 _EXPORTED = "Load it with torch.export.load, and save its state_dict with torch.save."
+# The most directories of a level that are searched.
+_LOOKED_AT = 50
 # First bytes of foreign files: the error, a description of the file, the hint.
-_BEGINNINGS: tuple[tuple[bytes, type[CorruptError] | type[UnsupportedError], str, str], ...] = (
+_BEGINNINGS: tuple[tuple[bytes, type[CkptconvError], str, str], ...] = (
     (
         b"version https://git-lfs",
         _CORRUPT,
@@ -111,8 +113,6 @@ _SIGNS: tuple[tuple[re.Pattern[bytes], str, str], ...] = (
     (re.compile(rb"....ET\d\d", re.DOTALL), "is an ExecuTorch program (.pte).", _FOR_DEVICES),
     (re.compile(rb"....TFL3", re.DOTALL), "is a model of TensorFlow Lite.", _FOR_DEVICES),
 )
-# The beginning of pickles of protocols 0 and 1, which have no header: a container put into the memo, or a name.
-_PICKLE_BEGINS = rb"[(\]})]+[dlt]?(?:q[\0\1]|p[01]\n)|\(*c[\w.]+\n[\w.]+\n(?:[q(}\])]|p\d)"
 # Members of foreign zip archives: the last part of a name, a description of the archive, the hint.
 _ARCHIVES = (
     ("archive_format", "an archive of torch.export (.pt2)", _EXPORTED),
@@ -138,68 +138,68 @@ _DIRECTORIES: tuple[tuple[str, str, str], ...] = (
 )
 
 
-def plain_pickle() -> UnsupportedError:
-    """Return the error for a pickle without torch's container; its message lacks the name."""
-    return UnsupportedError("is a plain pickle, not a file of torch.save.", _REPICKLE)
+def check_file(path: str, head: bytes, size: int) -> None:
+    """Raise the error for the file at `path`, of `size` bytes, if its first 512 bytes show that it is foreign."""
+    if error := foreign_file(path, head, size):
+        raise error
 
 
-def foreign_file(head: bytes, size: int) -> CorruptError | UnsupportedError | None:
-    """Return the error, without the file's name, for a foreign file that is no zip archive, by its first 512 bytes.
-
-    Return None if the file is not known.
+def foreign_file(path: str, head: bytes, size: int) -> CkptconvError | None:
+    """Return the error for a foreign file at `path` that is no zip archive, by its first 512 bytes; None if it is not
+    known. A page that a server gives is mostly its answer to the address of a directory without a final slash: the
+    request is wrong, and not the file.
     """
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     for beginning, kind, description, hint in _BEGINNINGS:
         if head.startswith(beginning) or (beginning[:1] == b"<" and text.startswith(beginning)):
-            return kind(description, hint)
+            if description == _PAGE and is_quoted(path):
+                return UsageError(f"{path} {description}", _AT_ADDRESS)
+            return kind(f"{path} {description}", hint)
     if not size:
-        return CorruptError("is empty (0 bytes).", "It was probably never written: find another copy.")
+        return CorruptError(f"{path} is empty (0 bytes).", "It was probably never written: find another copy.")
     if not head.strip(b"\0"):
-        return damaged("begins with zeros only: its space was allocated, but not written.")
+        return damaged(f"{path} begins with zeros only: its space was allocated, but not written.")
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= size - 8:
-        return UnsupportedError("is a safetensors file already.", "It needs no conversion.")
+        return UnsupportedError(f"{path} is a safetensors file already.", "It needs no conversion.")
     if head[257:262] == b"ustar":
-        return UnsupportedError("is a tar archive, not a zip archive.")
+        return UnsupportedError(f"{path} is a tar archive, not a zip archive.")
     if (head[:1] == b"\x80" and head[1:2] <= b"\x05") or begins_as_pickle(head):
-        return plain_pickle()
+        return plain_pickle(path)
     for sign, description, hint in _SIGNS:
         if sign.match(head):
-            return UnsupportedError(description, hint)
+            return UnsupportedError(f"{path} {description}", hint)
     return None
 
 
-def of_file(path: str, error: CkptconvError) -> CkptconvError:
-    """Return `error`, whose message lacks the name, for the file at `path`. A page that a server gives is mostly its
-    answer to the address of a directory without a final slash: the request is wrong, and not the file."""
-    is_answer = error.message == _PAGE and is_quoted(path)
-    kind, hint = (UsageError, _AT_ADDRESS) if is_answer else (type(error), error.hint)
-    return kind(f"{path} {error.message}", hint)
-
-
-def foreign_archive(members: Iterable[str]) -> tuple[str, str] | None:
-    """Return a description of a foreign zip archive with these members, and the hint; None if it is not known."""
+def check_archive(path: str, members: Iterable[str]) -> None:
+    """Raise the error for the zip archive at `path` if its members show that it is foreign."""
     names = {name.rpartition("/")[2] for name in members}
     for end, description, hint in _ARCHIVES:
         if end in names or (end[0] == "." and names and all(name.endswith(end) for name in names)):
-            return description, hint
-    return None
+            raise UnsupportedError(f"{path} is {description}, not a file of torch.save.", hint)
 
 
-def foreign_directory(names: Collection[str]) -> UnsupportedError | None:
-    """Return the error for a foreign directory with these names; its message lacks the directory's name. Else None."""
+def check_directory(place: Location, names: Collection[str]) -> None:
+    """Raise the error for the directory at `place` if `names` in it show that it is foreign."""
     for pattern, description, hint in _DIRECTORIES:
         if any(re.fullmatch(pattern, name) for name in names):
-            return UnsupportedError(f"is {description}, which is not read.", hint)
-    return None
+            raise UnsupportedError(f"{place} is {description}, which is not read.", hint)
 
 
-def without_checkpoint(names: Collection[str]) -> str:
-    """Return the hint for a directory with these names, in which there is no checkpoint."""
-    if all(name.startswith(HIDDEN) for name in names):
-        return "It holds an unfinished conversion: run its command again to continue it, or delete the directory."
-    return f"Give a file, or the directory of the checkpoint. It holds {some(sorted(names), form=str)}."
+def check_below(place: Location) -> None:
+    """Raise the error for a foreign directory. It may be up to two levels below `place`: a run has steps, and a step
+    has items."""
+    inner = [*islice(_directories(place), _LOOKED_AT)]
+    items = islice((item for step in inner for item in _directories(step)), _LOOKED_AT)
+    for directory in (place, *inner, *items):
+        check_directory(directory, directory.names)
 
 
-def begins_as_pickle(head: bytes) -> bool:
-    """Whether a file that begins with `head` is a pickle of protocol 0 or 1."""
-    return re.match(_PICKLE_BEGINS, head) is not None
+def _directories(place: Location) -> Iterator[Location]:
+    """Yield the directories in a directory."""
+    return (place.child(name) for name, entry in place.names.items() if entry.kind == "directory")
+
+
+def is_sign(name: str) -> bool:
+    """Whether an entry of this name shows that its directory is foreign."""
+    return any(re.fullmatch(pattern, name) for pattern, _, _ in _DIRECTORIES)

@@ -10,7 +10,7 @@ from checkpoints import ckptconv_here
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptconv.formats.foreign import foreign_directory, foreign_file
+from ckptconv.features.foreign.known import foreign_file, is_sign
 
 
 def varint(number: int) -> bytes:
@@ -86,6 +86,7 @@ def test_a_directory_of_another_program_is_called_what_it_is(tmp_path: Path) -> 
 @given(st.binary(max_size=520), st.sampled_from(sorted(FILES)))
 def test_no_beginning_takes_long_or_fails(noise: bytes, name: str) -> None:
     head = (FILES[name][0][:200] + noise)[:512]
-    assert foreign_file(head, 1000) is not None
-    foreign_file(noise[:512], 1000)
-    foreign_directory([noise.decode("latin-1"), name])
+    assert foreign_file(name, head, 1000) is not None
+    foreign_file(name, noise[:512], 1000)
+    assert is_sign("saved_model.pb")
+    is_sign(noise.decode("latin-1"))
