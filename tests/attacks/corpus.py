@@ -749,10 +749,6 @@ NOT_CHECKPOINTS = {
     "text": (CORRUPT, "text", b"hello\n" * 100),
     "html": (CORRUPT, "a page of a server that found nothing", b"<!DOCTYPE html><html>404</html>"),
     "lfs": (CORRUPT, "a pointer of git-lfs", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"),
-    "gzip": (UNSUPPORTED, "compressed", b"\x1f\x8b\x08" + bytes(100)),
-    "hdf5": (UNSUPPORTED, "a file of Keras", b"\x89HDF\r\n\x1a\n" + bytes(100)),
-    "gguf": (UNSUPPORTED, "a GGUF file", b"GGUF" + bytes(100)),
-    "npy": (UNSUPPORTED, "an array of numpy", b"\x93NUMPY\x01\x00" + bytes(100)),
 }
 for _name, (_exit, _why, _data) in NOT_CHECKPOINTS.items():
     add("other", _exit, f"other_{_name}.pt", _why, _data)

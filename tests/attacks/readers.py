@@ -362,7 +362,6 @@ _add(CORRUPT, "zip_and_tar", "a zip archive that begins as a tar archive does", 
 
 # ----------------------------------------------------------------------------------------------------- other kinds
 
-_add(UNSUPPORTED, "apple_double", "what macOS keeps beside a file", b"\0\5\x16\7\0\2\0\0Mac OS X        " + bytes(100))
 for _protocol, _data in enumerate((b"(dp0\nVw\np1\nI1\ns.", b"}q\0X\1\0\0\0wq\1K\1s.")):
     _add(UNSUPPORTED, f"protocol_{_protocol}", f"a plain pickle of protocol {_protocol}", _data)
 _add(UNSUPPORTED, "protocol_0_number", "a plain pickle of a number", b"I1\n.")
@@ -372,5 +371,3 @@ _add(UNSUPPORTED, "exported", "an archive of torch.export", zipped([
 _add(UNSUPPORTED, "package", "a package of torch.package", zipped([
     Member("m/model/model.pkl", P), Member("m/.data/extern_modules", b"torch"), Member("m/.data/0.storage", DATA),
 ]))  # fmt: skip
-_add(UNSUPPORTED, "flutter", "a description of a Flutter project",
-     b"# This file tracks properties of this Flutter project.\nversion:\n  channel: stable\n")  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import pickle
 import signal
 import zlib
 from collections.abc import Callable
@@ -34,7 +35,6 @@ TIB = 1 << 40
 EXPANDED = zipped(members(pickled(tensor(None, 0, (1 << 20, 1 << 20), (0, 0)))))
 SOUND = zipped(members(pickled(tensor())))
 
-GZIP = "Unpack it first. One file in a tar archive called .tar.gz, .tar.bz2 or .tar.xz can be named: tar://NAME::FILE"
 
 # kind: exit code, what makes the file, further arguments, and the text. {path} is the input, {out} the output.
 ERRORS: dict[str, tuple[int, Callable[[], bytes | None], list[str], str, str]] = {
@@ -76,7 +76,13 @@ ERRORS: dict[str, tuple[int, Callable[[], bytes | None], list[str], str, str]] =
         ),
         "Leave it out with --exclude 'tensor', or save a contiguous copy of it.",
     ),
-    "unsupported": (5, lambda: b"\x1f\x8b\x08" + bytes(100), [], "{path} is compressed with gzip.", GZIP),
+    "unsupported": (
+        5,
+        lambda: pickle.dumps(1),
+        [],
+        "{path} is a plain pickle, not a file of torch.save.",
+        "If it holds a state dict that you trust: load it with pickle, and write it with torch.save.",
+    ),
 }
 
 

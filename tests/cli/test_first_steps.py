@@ -33,9 +33,6 @@ FORMATS = {
 def _here(place: Path) -> None:
     """A directory with a model, and with much that is none."""
     torch.save({"w": torch.ones(3)}, "model.pt")
-    Path("page.pt").write_bytes(b"<!DOCTYPE html><html>Not found</html>")
-    Path("pointer.pt").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n")
-    Path("nothing.pt").write_bytes(b"")
     Path("my model.pt").write_bytes(Path("model.pt").read_bytes())
     Path("run").mkdir()
     Path("run/latest").write_text("global_step1")
@@ -53,10 +50,6 @@ def _here(place: Path) -> None:
 # are said.
 REFUSED: list[tuple[str, int, str]] = [
     # Other inputs
-    *((f"{command} page.pt {output}", 4, "is a web page;Nothing was") for command, output in FORMATS.items()),
-    ("inspect page.pt", 4, "page.pt is a web page, not a checkpoint. Download it again"),
-    *((f"{command} pointer.pt {output}", 4, "pointer.pt;git lfs pull") for command, output in FORMATS.items()),
-    *((f"{command} nothing.pt {output}", 4, "nothing.pt;is empty (0 bytes)") for command, output in FORMATS.items()),
     ("convert link.pt", 2, "symbolic link to gone.pt"),
     ("convert '~/model.pt'", 2, f"did not expand the ~;{os.path.expanduser('~/model.pt')}"),
     ("convert s3:/bucket/model.pt x", 2, "Did you mean s3://bucket/model.pt?"),

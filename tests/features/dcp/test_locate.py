@@ -13,7 +13,6 @@ import fsspec
 import pytest
 import torch
 import torch.distributed.checkpoint as dist_checkpoint
-from attacks.readers import READERS
 from cells import looking
 from checkpoints import ckptconv_here
 from effort import every
@@ -370,15 +369,6 @@ def test_an_interrupted_save(tmp_path: Path) -> None:
     directory = model().write(tmp_path / "c")
     (directory / ".metadata").rename(directory / ".metadata.tmp")
     assert "was interrupted" in refused(directory, tmp_path / "out.safetensors", 4)
-
-
-@every("name", ["0.metadata", ".metadata"])
-def test_a_directory_of_another_program_is_called_what_it_is(name: str, tmp_path: Path) -> None:
-    content = {"0.metadata": b"{}", ".metadata": READERS["flutter"].make("")}[name]
-    words = {"0.metadata": "Paddle", ".metadata": "is a description of a Flutter project"}
-    (tmp_path / name).write_bytes(content)
-    (tmp_path / "0_0.distcp").write_bytes(b"{}" if name == "0.metadata" else b"")
-    assert words[name] in refused(tmp_path, tmp_path / "out.safetensors", 5)
 
 
 def test_metadata_that_was_not_copied(tmp_path: Path) -> None:

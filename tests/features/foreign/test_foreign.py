@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import struct
+import tarfile
 import zipfile
 from pathlib import Path
 
+import numpy as np
+import pytest
+import torch
+from attacks.readers import READERS
+from cells import looking, of_features
 from checkpoints import ckptconv_here
+from effort import every
+from features.foreign.cells import APPLE_DOUBLE, FLUTTER
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
+from ckptconv.errors import UnsupportedError
 from ckptconv.features.foreign.known import foreign_file, is_sign
+from ckptconv.formats.torch.file import read_torch
 
 
 def varint(number: int) -> bytes:
@@ -59,6 +71,57 @@ def test_a_file_of_another_program_is_called_what_it_is(tmp_path: Path) -> None:
         for path in (tmp_path / name, tmp_path / f"{name}.pt"):
             path.write_bytes(data)
             ckptconv_here("convert", path, tmp_path / "out.safetensors").refused(5, str(path), word)
+
+
+# First bytes, the exit code, and words of what is said.
+BEGINNINGS: dict[str, tuple[bytes, int, list[str]]] = {
+    "empty": (b"", 4, ["is empty (0 bytes)"]),
+    "zeros": (bytes(100_000), 4, ["zeros"]),
+    "a git-lfs pointer": (
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n", 4, ["git-lfs", "git lfs pull"],
+    ),
+    "a web page": (b"\n<!DOCTYPE html><html>Sign in</html>", 4, ["web page"]),
+    "an error of S3": (b'<?xml version="1.0"?><Error><Code>AccessDenied</Code></Error>', 4, ["XML"]),
+    "a TorchScript archive that is no zip archive": (b"PYTORCH1" + bytes(120), 5, ["TorchScript", "torch 1.0"]),
+    "gzip": (b"\x1f\x8b\x08" + bytes(50), 5, ["gzip"]),
+    "AppleDouble": (APPLE_DOUBLE, 5, ["is an AppleDouble file"]),
+    "Flutter": (FLUTTER, 5, ["is a description of a Flutter project"]),
+    "exported": (READERS["exported"].make(""), 5, ["is an archive of torch.export"]),
+    "package": (READERS["package"].make(""), 5, ["is a package of torch.package"]),
+}  # fmt: skip
+COMMANDS = {
+    "pt2safetensors": "x.safetensors",
+    **{command: output for more in of_features("FORMATS") for command, output in more.items()},
+}
+
+
+@every("name", BEGINNINGS)
+def test_a_file_is_told_by_its_beginning(name: str, tmp_path: Path) -> None:
+    data, code, words = BEGINNINGS[name]
+    (tmp_path / "model.pt").write_bytes(data)
+    ckptconv_here("pt2safetensors", tmp_path / "model.pt").refused(code, "model.pt", *words)
+    for command in looking():
+        assert ckptconv_here(command, tmp_path / "model.pt").code == code, command
+
+
+def test_every_command_says_what_no_command_reads(tmp_path: Path) -> None:
+    for name in ("empty", "a web page", "a git-lfs pointer"):
+        data, code, words = BEGINNINGS[name]
+        (tmp_path / "model.pt").write_bytes(data)
+        for command, output in COMMANDS.items():
+            ckptconv_here(command, tmp_path / "model.pt", tmp_path / output).refused(code, "model.pt", *words)
+        assert os.listdir(tmp_path) == ["model.pt"]
+
+
+def test_files_that_need_another_reader(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(2)}, tmp_path / "x.safetensors")
+    np.savez(tmp_path / "arrays.npz", a=np.ones(2))
+    with tarfile.open(tmp_path / "t.tar", "w") as archive:
+        archive.add(tmp_path / "x.safetensors", "pickle")
+    reasons = {"x.safetensors": "safetensors file already", "arrays.npz": r"arrays \(.npz\)", "t.tar": "tar archive"}
+    for name, reason in reasons.items():
+        with pytest.raises(UnsupportedError, match=reason):
+            read_torch(str(tmp_path / name))
 
 
 def test_an_archive_of_another_program_is_called_what_it_is(tmp_path: Path) -> None:

@@ -94,10 +94,3 @@ def test_a_file_that_is_not_served_and_a_server_that_is_not_there(
         taken.bind(("127.0.0.1", 0))  # and nobody listens
         with pytest.raises(FailedError, match="cannot be accessed:"):
             convert(f"http://127.0.0.1:{taken.getsockname()[1]}/model.pt", tmp_path / "out.safetensors")
-
-
-def test_a_page_in_the_place_of_a_directory_leads_to_a_final_slash(tmp_path: Path) -> None:
-    (tmp_path / "step-1").write_text("<!DOCTYPE html><title>Index of step-1</title>")
-    with http_server(tmp_path) as served, pytest.raises(UsageError, match="step-1 is a web page, not a checkp") as told:
-        open_source(f"{served.endpoint}/step-1")
-    assert told.value.hint.startswith("The address of a directory ends in /.")

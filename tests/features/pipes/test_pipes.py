@@ -106,14 +106,6 @@ def test_a_pipe_of_the_shell_s_that_gives_nothing_is_not_taken_for_a_file(tmp_pa
     assert os.listdir(tmp_path) == []
 
 
-def test_an_empty_file_as_standard_input_is_called_empty(tmp_path: Path) -> None:
-    (tmp_path / "empty.pt").touch()
-    with open(tmp_path / "empty.pt", "rb") as file:
-        run = ckptconv_forked("pt2safetensors", "-", tmp_path / "out.safetensors", stdin=file)
-    assert run.code == 4
-    assert "<stdin> is empty (0 bytes)" in run.err
-
-
 def test_a_pipe_needs_an_output(plain: Path) -> None:
     run = piped(plain.read_bytes(), "pt2safetensors", "-")
     assert run.code == 2

@@ -241,16 +241,12 @@ def test_it_is_said_what_is_read_in_two_ways(tmp_path: Path) -> None:
 @every(
     "file, what",
     [
-        ("apple_double", "is an AppleDouble file"),
         ("protocol_0", "is a plain pickle"),
         ("protocol_1", "is a plain pickle"),
         ("protocol_0_number", "is a plain pickle"),
-        ("exported", "is an archive of torch.export"),
-        ("package", "is a package of torch.package"),
-        ("flutter", "is a description of a Flutter project"),
     ],
 )
-def test_other_files_are_called_what_they_are(file: str, what: str, tmp_path: Path) -> None:
+def test_pickles_are_called_what_they_are(file: str, what: str, tmp_path: Path) -> None:
     error = refusal(READERS[file].make(""), tmp_path)
     assert isinstance(error, UnsupportedError)
     assert what in error.message

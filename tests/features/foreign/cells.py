@@ -1,0 +1,20 @@
+"""What tests of the trunk ask of files of other programs too."""
+
+from __future__ import annotations
+
+from attacks.corpus import UNSUPPORTED, Case
+
+FLUTTER = b"# This file tracks properties of this Flutter project.\nversion:\n  channel: stable\n"
+APPLE_DOUBLE = b"\0\5\x16\7\0\2\0\0Mac OS X        " + bytes(100)
+_FILES = {
+    "other_gzip.pt": ("compressed", b"\x1f\x8b\x08" + bytes(100)),
+    "other_hdf5.pt": ("a file of Keras", b"\x89HDF\r\n\x1a\n" + bytes(100)),
+    "other_gguf.pt": ("a GGUF file", b"GGUF" + bytes(100)),
+    "other_npy.pt": ("an array of numpy", b"\x93NUMPY\x01\x00" + bytes(100)),
+    "other_apple_double.pt": ("what macOS keeps beside a file", APPLE_DOUBLE),
+    "other_flutter.pt": ("a description of a Flutter project", FLUTTER),
+}
+ATTACKS = [
+    Case(file, "other", UNSUPPORTED, why, lambda canary, data=data: data)  # type: ignore[misc]
+    for file, (why, data) in _FILES.items()
+]

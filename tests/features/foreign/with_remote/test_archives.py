@@ -1,0 +1,22 @@
+"""Compressed archives, of which one file can be named by a URL."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import ckptconv_here
+
+
+def test_a_compressed_archive_is_refused_with_an_address_that_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"w": torch.ones(2)}, "a.pt")
+    for name in ("both.tar.gz", "packed", "packed.bin"):
+        with tarfile.open(name, "w:gz") as packed:
+            packed.add("a.pt")
+        run = ckptconv_here("convert", name, "x")
+        run.refused(5, "compressed with gzip", "called .tar.gz, .tar.bz2 or .tar.xz can be named: tar://NAME::FILE")
