@@ -27,7 +27,7 @@ _WRAPPED = re.compile(r"(?:module\.)+")
 _PART = re.compile(r"(.+\.mlp\..*linear_fc1\.(?:weight|bias)\d*)_([wv])", re.DOTALL)
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.")
 # Values of single ranks.
-_OF_RANKS = ("rng_state", "rerun_state_machine")
+OF_RANKS = ("rng_state", "rerun_state_machine")
 # The layer inside one that predicts further tokens, as it is called in modules.
 INNER = (".mtp_model_layer.", ".transformer_layer.")
 
@@ -71,7 +71,9 @@ class Extra:
                 by_key.setdefault(key, {})[name] = value
         arranged: dict[str, dict[str, Any]] = {}
         for key, tensors in by_key.items():
-            for name, value in (_scalars if key == _STEP else _joined)(tensors, self.where).items():
+            # All parts of a parameter have one step.
+            steps = {_parameter(name): value for name, value in tensors.items()} if key == _STEP else None
+            for name, value in (steps or _joined(tensors, self.where)).items():
                 arranged.setdefault(name, {})[key] = value
         groups: list[dict[str, Any]] = []
         for name, state in arranged.items():
@@ -130,11 +132,6 @@ def _check_layers(names: Iterable[str], args: Any, where: str) -> None:
         )
 
 
-def _scalars(values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return one value for each parameter, of those that its parts have."""
-    return {_parameter(name): value for name, value in values.items()}
-
-
 def _parameter(name: str) -> str:
     bare = _bare(name)
     match = _PART.fullmatch(bare)
@@ -155,6 +152,6 @@ def shared(described: Description, values: Mapping[str, Any]) -> dict[str, Any]:
     leaves = {
         described.paths[key]: value
         for key, value in values.items()
-        if key in described.paths and described.paths[key][0] not in (_MODEL, _OPTIMIZER, *_OF_RANKS)
+        if key in described.paths and described.paths[key][0] not in (_MODEL, _OPTIMIZER, *OF_RANKS)
     }
     return dict(nest(leaves, "common")) if leaves else {}

@@ -16,13 +16,12 @@ from ckptconv.features.dcp_output.optimizer import ADAM
 from ckptconv.features.joining.names import named
 from ckptconv.features.megatron_core.fsdp import INNER
 from ckptconv.features.megatron_core.optimizers import identifier
-from ckptconv.features.megatron_output.groups import is_vector
+from ckptconv.features.megatron_output.groups import OF_EXPERTS, is_vector
 from ckptconv.features.megatron_output.sharding import Sharded, is_of_expert, is_stacked
 from ckptconv.features.megatron_output.states import ADVICE
 from ckptconv.tensors.lazy import LazyTensor, Narrow, View
 
 _FIRST = re.compile(r"(.+\.mlp\..*)linear_fc1(\.(?:weight|bias)\d*)", re.DOTALL)
-_OF_EXPERTS = "is_expert_parallel"
 # Settings that a loading training asks for in each group, if its source does not say them: those of torch's Adam and of
 # Megatron-core.
 _SETTINGS = {**ADAM, "default_config": True}
@@ -101,8 +100,8 @@ def settings(optimizer: Mapping[Any, Any], parameters: Mapping[str, LazyTensor],
     chosen: dict[str, Any] = {}
     for name, tensor in parameters.items():
         of_expert = is_of_expert(name)
-        own = [group for group in groups if of_expert and group[_OF_EXPERTS]]
-        own = own or [group for group in groups if not group[_OF_EXPERTS]]
+        own = [group for group in groups if of_expert and group[OF_EXPERTS]]
+        own = own or [group for group in groups if not group[OF_EXPERTS]]
         mine = [group for group in own if bool(identifier(group, "wd_mult")) != is_vector(name, tensor)]
         # One group may be there twice, with and without rates.
         if not mine or any(mine[0].get(key, value) != value for group in mine for key, value in group.items()):

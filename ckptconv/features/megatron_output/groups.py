@@ -21,7 +21,7 @@ from ckptconv.tensors.lazy import Inline, LazyTensor
 from ckptconv.text import some
 
 SHARDING = "fully_reshardable"
-_STEP, _OF_EXPERTS = "step", "is_expert_parallel"
+_STEP, OF_EXPERTS = "step", "is_expert_parallel"
 _MOST_STEPS = 1 << 53
 # A setting that Transformer Engine's Adam looks for in each group, and that torch's does not have: it is always so.
 _CORRECTED = {"bias_correction": True}
@@ -54,11 +54,11 @@ def optimizer_of(
     for of_experts in (False, True) if are_two else (False,):
         names = [name for name in weights if not are_two or is_of_expert(name) == of_experts]
         if stored:
-            groups = [group for group in stored if are_two and group.get(_OF_EXPERTS) == of_experts] or stored
+            groups = [group for group in stored if are_two and group.get(OF_EXPERTS) == of_experts] or stored
         else:
             groups = _groups(states, {name: weights[name] for name in names}, where)
         _check_steps(groups, step, where)
-        groups = _distinct([{**_CORRECTED, **group, **step, _OF_EXPERTS: of_experts} for group in groups], where)
+        groups = _distinct([{**_CORRECTED, **group, **step, OF_EXPERTS: of_experts} for group in groups], where)
         scaling = {SCALER: parts[0].scaling} if parts and parts[0].scaling else {}
         optimizers.append({**scaling, "optimizer": {"param_groups": groups}, "param_state_sharding_type": SHARDING})
     return dict(enumerate(optimizers)) if are_two else optimizers[0]

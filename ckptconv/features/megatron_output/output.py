@@ -29,6 +29,7 @@ from ckptconv.features.joining.names import nest
 from ckptconv.features.megatron_core.alone import COMMON, CONFIG_FILE, RUN_CONFIG
 from ckptconv.features.megatron_core.arguments import ADAPTER, EMBEDDINGS, HEAD, shape_of
 from ckptconv.features.megatron_core.extra import BACKEND
+from ckptconv.features.megatron_core.fsdp import OF_RANKS
 from ckptconv.features.megatron_core.optimizers import schedule_of
 from ckptconv.features.megatron_output.arguments import arguments
 from ckptconv.features.megatron_output.groups import SHARDING, has_two, optimizer_of
@@ -52,7 +53,7 @@ from ckptconv.text import some
 _CHECKPOINT_VERSION = 3.0
 NAMESPACE = Global("argparse", "Namespace")
 # Values of the record that belong to the ranks of the training that was saved.
-_OF_RANKS = ("rng_state", "rerun_state_machine", "optimizer", "opt_param_scheduler")
+_OF_RANKS = (*OF_RANKS, "optimizer", "opt_param_scheduler")
 
 
 def plan(source: Source, target: Target, options: Options) -> Output:
