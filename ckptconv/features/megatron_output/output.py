@@ -52,8 +52,6 @@ from ckptconv.text import some
 
 _CHECKPOINT_VERSION = 3.0
 NAMESPACE = Global("argparse", "Namespace")
-# Values of the record that belong to the ranks of the training that was saved.
-_OF_RANKS = (*OF_RANKS, "optimizer", "opt_param_scheduler")
 
 
 def plan(source: Source, target: Target, options: Options) -> Output:
@@ -154,7 +152,7 @@ def completed(
     configuration says, and without those of its ranks."""
     config = source.values.get(CONFIG) or {}
     notes = []
-    values = {key: value for key, value in common.items() if key not in _OF_RANKS}
+    values = {key: value for key, value in common.items() if key not in (*OF_RANKS, "optimizer", "opt_param_scheduler")}
     own = values.pop("args", None)
     args = dict(own) if isinstance(own, dict) else {}
     if not args:
