@@ -247,7 +247,7 @@ _PACKED_INT = Format(
     offset="half",
     own=True,
 )
-_NVFP4 = Format(
+NVFP4 = Format(
     "M K",
     "e2m1",
     {"codes": Part("+_packed", "uint8", "M K*4/8"), "scale": Part("", "float32", _GROUPED)},
@@ -262,7 +262,7 @@ _NVFP4_TIMES = Format(
     _nvfp4,
     scale=TIMES,
 )
-_MXFP4 = Format(
+MXFP4 = Format(
     "M K",
     "e2m1",
     {"codes": Part("+_packed", "uint8", "M K*4/8"), "scale": Part("+_scale", _POWERS, _GROUPED)},
@@ -274,7 +274,7 @@ _MXFP6 = Format(
     {"codes": Part("+_packed", "uint8", "M K*6/8"), "scale": Part("+_scale", _POWERS, _GROUPED)},
     _of_groups("float", 6, "MXFP6", "mxfp6-pack-quantized"),
 )
-_FP8 = Format(
+FP8 = Format(
     "M K",
     "own",
     {"codes": Part("+", "float8_e4m3fn", "M K"), "scale": Part("+_scale", f"{FLOATS} {_POWERS}", _GROUPED)},
@@ -313,7 +313,7 @@ FORMATS: tuple[Format, ...] = (
         {"codes": Part("+", "float8_e4m3fn", "M K"), "scale": Part("+_scale", "float32", "K M/M")},
         _fbgemm_down,
     ),
-    _FP8,
+    FP8,
     Format(
         "M K",
         "own",
@@ -328,9 +328,9 @@ FORMATS: tuple[Format, ...] = (
     _PACKED_INT,
     # One zero point for the weight is not packed.
     _PACKED_INT._replace(parts={**_PACKED_INT.parts, "zero": Part("+_zero_point", "int8", _GROUPED)}),
-    _MXFP4,
+    MXFP4,
     _MXFP6,
-    _NVFP4,
+    NVFP4,
     _NVFP4_TIMES,
     Format(
         "M K",
@@ -470,7 +470,7 @@ WAYS: Mapping[str, Way] = {
     ),
     # Activations are quantized as they come, each token by itself.
     "fp8-dynamic": Way(
-        _FP8,
+        FP8,
         "float8_e4m3fn",
         "float32",
         "float32",
@@ -515,7 +515,7 @@ WAYS: Mapping[str, Way] = {
         "ignore",
     ),
     "mxfp4": Way(
-        _MXFP4,
+        MXFP4,
         "e2m1",
         "float8_e8m0fnu",
         "uint8",
@@ -527,7 +527,7 @@ WAYS: Mapping[str, Way] = {
         "mx",
     ),
     "nvfp4": Way(
-        _NVFP4,
+        NVFP4,
         "e2m1",
         "float8_e4m3fn",
         "float8_e4m3fn",

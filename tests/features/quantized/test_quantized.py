@@ -465,7 +465,7 @@ UNKNOWN_WORDS: dict[str, tuple[Mapping[str, Any], dict[str, Any]]] = {
     "NVFP4_ROW": ({"quant_method": "modelopt"}, {"quant_algo": "NVFP4_ROW"}),
     "'version'": (AWQ, {"version": "gemv"}),
     "'packing_format'": (AUTOROUND, {"packing_format": "auto_round:auto_foo"}),
-    "'data_type'": (AUTOROUND, {"data_type": "mx_fp"}),
+    "'data_type'": (AUTOROUND, {"data_type": "fp8"}),
     "'super_bits'": (AUTOROUND, {"extra_config": {"a": {"super_bits": 6}}}),
     "'mode'": (MLX, {"mode": "mxfp2"}),
     "'global_scale'": (MLX, {"a.b": {**MLX, "global_scale": 1}}),
@@ -601,6 +601,28 @@ def test_autorounds_modules_are_what_their_names_or_expressions_say(tmp_path: Pa
     for expression in (".+", "(a+)+$", "a{9}", "[", "(?=a)"):
         source = model_directory(tmp_path / "in", tensors, {**words, "extra_config": {expression: {"bits": 8}}})
         assert repr(expression) in refused(source, tmp_path)
+
+
+def test_autorounds_floats_lie_as_those_of_compressed_tensors(tmp_path: Path) -> None:
+    """Under its own words, which may say another type for a module."""
+    words = {**AUTOROUND, "packing_format": "auto_round:llm_compressor"}
+    floats = {"MXFP4": ("mx_fp", 4, 32, "ct-mxfp4"), "NVFP4": ("nv_fp", 4, 16, "ct-nvfp4")}
+    for called, (kind, width, size, case) in floats.items():
+        said = {**words, "data_type": kind, "bits": width, "group_size": size}
+        other = {**words, "extra_config": {r"\.": {key: said[key] for key in ("data_type", "bits", "group_size")}}}
+        for number, config in enumerate((said, other)):
+            out = tmp_path / f"{called}-{number}"
+            parts, expected = (load_file(QUANTIZED / case / f"{name}.safetensors") for name in ("model", "expected"))
+            source = model_directory(tmp_path / f"{number} {case}", parts, config)
+            report = ckptconv.convert(source, out, dequantize=True, dtype="bf16", verify=True)
+            assert report.dequantized.keys() == {called}
+            assert bits(load_file(out / "model.safetensors")) == bits(expected)
+    scale = torch.full((4, 2), 120, dtype=torch.uint8)
+    source = model_directory(
+        tmp_path / "8", {"w.weight": codes(4, 64), "w.weight_scale": scale}, {**words, "data_type": "mx_fp", "bits": 8}
+    )
+    made = weights(source, tmp_path / "of 8", dtype="fp32")
+    assert torch.equal(made["w.weight"], codes(4, 64).float() / 128)
 
 
 def test_model_optimizer_has_a_one_after_each_side_of_its_blocks(tmp_path: Path) -> None:
