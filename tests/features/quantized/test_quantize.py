@@ -20,7 +20,6 @@ from ckptconv.features.quantized.table import WAYS
 from ckptconv.plan import Data
 from ckptconv.storage.files import Readers
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.kernels import scatter
 from ckptconv.tensors.lazy import Inline, LazyTensor
 from ckptconv.verification.evaluate import Evaluator
 
@@ -131,7 +130,7 @@ def test_any_interval_and_any_buffer_give_the_same_bytes(weight: torch.Tensor, w
         with Readers() as readers:
             worker = Worker(readers, None, 1 << 16)
             for move in tensor.moves(0, tensor.nbytes, "source", 1 << 14):
-                scatter(memoryview(source), move.target, worker._result(move))
+                worker.mover.put(move, memoryview(source), 0)
         assert source == whole
 
 
