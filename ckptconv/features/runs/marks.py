@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from ckptconv.features.runs import trainer
 from ckptconv.features.runs.registered import MARKING
-from ckptconv.features.runs.run import Run, Step
+from ckptconv.features.runs.run import Run
+from ckptconv.features.runs.step import Step
 from ckptconv.formats.run_names import LATEST_UNIVERSAL
 from ckptconv.text import some
 

@@ -9,114 +9,47 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import NamedTuple
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError, UsageError
 from ckptconv.features.joining.sets import parsed
+from ckptconv.features.runs.beside import Beside, divided, is_our_file, is_variant
 from ckptconv.features.runs.names import is_beside_weights, is_of_step, is_unfinished, number_of, stem
 from ckptconv.features.runs.places import check_directory, inside, known, link_of, listed
 from ckptconv.features.runs.registered import TELLING
+from ckptconv.features.runs.step import DESCRIBED, Step
 from ckptconv.formats import runs
 from ckptconv.formats.detect import choose
 from ckptconv.formats.format import Probe
 from ckptconv.formats.model_files import SAFETENSORS, holds_whole
-from ckptconv.formats.registered import DESCRIBING
 from ckptconv.formats.run_names import LATEST, LATEST_UNIVERSAL, MAX_TAG, POINTERS, is_tag_directory
 from ckptconv.plan import NUMBERED
-from ckptconv.storage.handles import HIDDEN
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote
 from ckptconv.storage.reading import Entry
 from ckptconv.text import some
 
 _DIGITS = re.compile(r"\d+")
-# Suffixes of files that describe others, of which a step consists.
-_DESCRIBED = tuple(DESCRIBING)
 # Where a run keeps its steps, if not in its own directory.
 _FOLDERS = ("checkpoints", "checkpoint", "ckpts", "ckpt")
 # How deep the files of a step lie at most, and how many files a step has.
 _DEEPEST, _MOST = 8, 5_000_000
 
 
-class Step(NamedTuple):
-    """A step of a run: its name there, the number in it, if any, and its files by their paths in `home`, the directory
-    of the run.
-
-    `place` is what is opened: its directory, a virtual checkpoint in it, or of files the one with the weights. `links`
-    are the symbolic links among its names. `unlisted` says why a directory of it could not be listed, if one could not.
-    """
-
-    name: str
-    number: int | None
-    home: Location
-    place: Location
-    files: Mapping[str, Entry]
-    links: tuple[str, ...] = ()
-    unlisted: str = ""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Its names in the directory of the run: that of its directory, or of its files."""
-        return tuple(dict.fromkeys(path.partition("/")[0] for path in self.files)) or (self.name,)
-
-    @property
-    def bytes(self) -> int:
-        return sum(entry.file.size for entry in self.files.values())
-
-    @property
-    def time(self) -> float | None:
-        """When the last of its files changed, in seconds since 1970; None if the store does not say."""
-        return max((entry.time for entry in self.files.values() if entry.time is not None), default=None)
-
-    @property
-    def shapes(self) -> dict[str, int]:
-        """The sizes of its files by their paths in it, with # in the place of its own number where that is one of a
-        step, and not of a rank."""
-        start = 0 if self.is_files else len(self.name) + 1
-        sizes = {path[start:]: entry.file.size for path, entry in self.files.items()}
-        if self.number is None:
-            return sizes
-        own = re.compile(rf"(?<!\d)0*{self.number}(?!\d)")
-        return {(_without(path, own, self.number) if own.search(path) else path): sizes[path] for path in sizes}
-
-    @property
-    def path(self) -> str:
-        """Where it is."""
-        return self.home.join(self.name).path
-
-    def at(self, path: str) -> Location:
-        """Return the location of one of its files, of which is known what it is."""
-        return known(self.home.at(self.files[path].file), self.files[path])
-
-    @property
-    def is_files(self) -> bool:
-        """Whether it has no directory of its own."""
-        return self.name in self.files
-
-    @property
-    def is_named_unfinished(self) -> bool:
-        """Whether a name of it is one that trainers give a step until it is complete."""
-        return any(map(is_unfinished, self.names))
-
-    @property
-    def is_made_here(self) -> bool:
-        """Whether this program made it of another step: it may lack what that had."""
-        return any(path.endswith(_DESCRIBED) or f"/{HIDDEN}" in path for path in self.files)
-
-
 class Run(NamedTuple):
     """The steps in the directory of a run, the oldest first.
 
     `pointers` are the files, and `links` the symbolic links, that name a step: {name: step}, "" for one that is not
-    there. `links` are no steps themselves.
+    there. `links` are no steps themselves. `beside` has the number of a step, and is none.
     """
 
     place: Location
     steps: tuple[Step, ...]
     pointers: Mapping[str, str]
     links: Mapping[str, str]
+    beside: tuple[Beside, ...] = ()
 
     @property
     def naming(self) -> dict[str, str]:
@@ -181,7 +114,8 @@ def _run_in(place: Location) -> Run:
     links = {
         name: names.get(target, "") for name, target in targets.items() if target in names or number_of(name) is None
     }
-    return Run(place, tuple(steps), _pointers(place, there, names), links)
+    counted, beside = divided(steps)
+    return Run(place, tuple(counted), _pointers(place, there, names), links, tuple(beside))
 
 
 def _pointers(place: Location, there: Mapping[str, Entry], names: Mapping[str, str]) -> dict[str, str]:
@@ -211,7 +145,7 @@ def _directories(place: Location, there: Mapping[str, Entry]) -> Iterator[Step]:
             continue
         contents = _Contents()
         contents.add(directory, name, _DEEPEST)
-        virtual = [path for path in contents.files if path.endswith(_DESCRIBED) and path.count("/") == 1]
+        virtual = [path for path in contents.files if path.endswith(DESCRIBED) and path.count("/") == 1]
         taken = place.at(contents.files[virtual[0]].file) if len(virtual) == 1 else directory
         yield Step(name, number, place, taken, contents.files, tuple(contents.links), contents.unlisted)
 
@@ -242,11 +176,6 @@ class _Contents:
                 raise LimitError(f"{place} has more than {_MOST:,} files.")
 
 
-def _without(path: str, own: re.Pattern[str], number: int) -> str:
-    """Return a path with # in the place of the number of its step."""
-    return "/".join(own.sub("#", name) if number_of(name) == number else name for name in path.split("/"))
-
-
 # ------------------------------------------------------------------------------------------------------ steps: files
 
 
@@ -257,10 +186,23 @@ def _files(place: Location, there: Mapping[str, Entry]) -> Iterator[Step]:
         by_number.setdefault(number, []).append(name)
     for number, names in by_number.items():
         are_parts = any(is_beside_weights(name) or parsed(name) is not None for name in names)
-        for group in [names] if are_parts else [[name] for name in names]:
+        for group in _parts(place, there, names) if are_parts else [[name] for name in names]:
             first = min(group, key=lambda name: (is_beside_weights(name), name))
             taken = known(place.at(there[first].file), there[first])
             yield Step(first, number, place, taken, {name: there[name] for name in group})
+
+
+def _parts(place: Location, there: Mapping[str, Entry], names: Sequence[str]) -> list[list[str]]:
+    """Return the files of one number that are parts of a step, and by themselves those that are other forms of its
+    weights: the outputs of this program, and a file whose name differs from another's in its suffix alone."""
+    weights = sorted(name for name in names if not is_beside_weights(name))
+    variants = [name for name in weights if any(is_variant(name, other) for other in weights)]
+    written = [name for name in variants if is_our_file(known(place.at(there[name].file), there[name]))]
+    stems = [stem(name) for name in weights]
+    # A step may consist of outputs alone.
+    forms = written if len(written) < len(weights) else []
+    forms += [name for at, name in enumerate(weights) if stems[at] in stems[:at] and name not in forms]
+    return [[name for name in names if name not in forms], *([name] for name in forms)]
 
 
 def _numbered(place: Location, there: Mapping[str, Entry]) -> dict[str, int]:

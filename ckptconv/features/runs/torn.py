@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 
 from ckptconv.features.runs.registered import EXTENTS
-from ckptconv.features.runs.run import Step
+from ckptconv.features.runs.step import Step
 from ckptconv.formats import safetensors
 from ckptconv.formats.model_files import MAX_HEADER, SUFFIX
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES

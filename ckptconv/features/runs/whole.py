@@ -20,7 +20,8 @@ from ckptconv.features.runs.marks import Marks, marks_of
 from ckptconv.features.runs.names import SUFFIXES, is_beside_weights
 from ckptconv.features.runs.places import check_answer
 from ckptconv.features.runs.registered import EXTENTS
-from ckptconv.features.runs.run import Run, Step
+from ckptconv.features.runs.run import Run
+from ckptconv.features.runs.step import Step
 from ckptconv.features.runs.torn import torn_file
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.optimizers import optimizers_in, subtree, weights_key

@@ -84,6 +84,8 @@ def steps(
 
 def _lines(run: RunSummary) -> Iterator[str]:
     """Yield a line for each step, and one that names the last good one."""
+    from ckptconv.features.runs.beside import listed
+
     heads = ("step", "time", "weights", "optimizer", "rest", "format", "complete")
     rows = [
         (
@@ -98,6 +100,8 @@ def _lines(run: RunSummary) -> Iterator[str]:
         for step in run.steps
     ]
     yield from in_columns([heads, *rows], right=(2, 3, 4))
+    if run.beside:
+        yield f"not counted as steps: {listed(run.beside)}"
     yield f"last good: {run.last_good or 'none'}"
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ckptconv.engine.checksums import Checksums
 from ckptconv.errors import CorruptError, damaged
 from ckptconv.features.reporting.measure import measured, read_through
-from ckptconv.features.runs.run import Step
+from ckptconv.features.runs.step import Step
 from ckptconv.features.runs.whole import tensors_in, weights_of
 from ckptconv.formats.source import Source
 from ckptconv.outputs.targets import MANIFEST

@@ -97,6 +97,9 @@ class RunSummary:
     named: Mapping[str, str] = field(default_factory=dict)
     """Files and links that name a step: {name: step}; an empty step is not there."""
 
+    beside: Mapping[str, str] = field(default_factory=dict)
+    """What has the number of a step, and does not count as one: {name: why}."""
+
     warnings: Sequence[str] = ()
     """What is cause for concern, each in a sentence."""
 

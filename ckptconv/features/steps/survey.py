@@ -59,6 +59,7 @@ def survey(
         last_good=last.path if last else None,
         newest_is_good=bool(summaries) and summaries[-1].good,
         named=listed.naming,
+        beside={other.step.name: other.why for other in listed.beside},
         warnings=[*listed.warnings, *of_values],
         seconds=time.monotonic() - started,
     )

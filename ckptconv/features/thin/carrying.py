@@ -18,7 +18,7 @@ from ckptconv.errors import DifferenceError, FailedError, UnsafeError, Unsupport
 from ckptconv.features.removal.area import AREA, LESSEN, REMOVE, Area, entered
 from ckptconv.features.removal.entries import entries_of
 from ckptconv.features.removal.leaving import recover, remove, replace
-from ckptconv.features.runs.run import Step
+from ckptconv.features.runs.step import Step
 from ckptconv.features.runs.whole import Judged, newest_good
 from ckptconv.features.thin.planning import Planned, Thinning
 from ckptconv.formats.detect import choose

@@ -79,6 +79,8 @@ def thin(
         )
     if not chosen["keep_best"] and (chosen["metric"] or chosen["highest"]):
         raise UsageError("--metric and --highest say how --keep-best compares.", "Give --keep-best FILE too.")
+    if chosen["remove"] and (chosen["drop"] or chosen["as_"]):
+        raise UsageError("--remove removes, and --drop and --as reduce: they cannot be given together.")
     plan = functools.partial(planned, run, chosen, stores, inert)
     left: dict[str, int | None] = {}
     with refusing_attacks(not inert):
@@ -121,11 +123,14 @@ def _report(run: str, thinning: Thinning, left: Mapping[str, int | None]) -> Thi
             left_bytes=left.get(step.name, {KEEP: step.bytes, REMOVE: 0}.get(planned.action)),
             lost=[path.partition("/")[2] for path in planned.lost],
         )
-        for planned in thinning.steps
+        for planned in thinning.every
         for step in (planned.judged.step,)
     ]
     kept = sum(step.bytes for step in steps if step.action == KEEP)
-    return ThinReport(run, thinning.run.place.path, steps, False, kept, sum(step.bytes for step in steps) - kept)
+    named = {planned.judged.step.name for planned in thinning.beside}
+    total = sum(step.bytes for step in steps)
+    beside = {other.step.name: other.why for other in thinning.run.beside if other.step.name not in named}
+    return ThinReport(run, thinning.run.place.path, steps, False, kept, total - kept, beside)
 
 
 def _warnings(thinning: Thinning) -> Iterator[str]:
@@ -148,9 +153,13 @@ def _sizes(steps: Sequence[ThinnedStep]) -> str:
 
 def _lines(report: ThinReport) -> Iterator[str]:
     """Yield a line for each step, and what all together are."""
+    from ckptconv.features.runs.beside import listed
+
     words = _DONE if report.carried_out else _WOULD
     rows = [(step.name, _sizes([step]), words[step.action], ", ".join(step.why)) for step in report.steps]
     yield from in_columns(rows, right=(1,))
+    if report.beside:
+        yield f"not counted, and left alone unless --remove names it: {listed(report.beside)}"
     if report.finished:
         yield f"an earlier run was finished: {', '.join(report.finished)}"
     others = [step for step in report.steps if step.action != "keep"]

@@ -59,6 +59,12 @@ class _Thin:
         for period in ("hours that have any", "days", "weeks", "months", "years")
     )
     keep_step = Option(TEXTS, "Keep the step of this name or number; repeatable.", metavar="STEP", group=TAKE)
+    remove = Option(
+        TEXTS,
+        "Remove the step of this name too, or the output or further entry of its number; repeatable.",
+        metavar="NAME",
+        group=TAKE,
+    )
     age = Option(
         SECONDS,
         "Leave steps alone that changed less than TIME ago: they may be being written.",

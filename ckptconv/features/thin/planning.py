@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 from ckptconv.errors import CkptconvError, StoppedError, UsageError
 from ckptconv.features.removal.area import LESSEN, REMOVE
 from ckptconv.features.removal.entries import LINKS, StrangeError, entries_of
+from ckptconv.features.runs.marks import Marks
 from ckptconv.features.runs.names import number_of
-from ckptconv.features.runs.run import Run, Step, run_at
-from ckptconv.features.runs.whole import WEIGHTS, Judged, is_optimizer, judged, newest_good
+from ckptconv.features.runs.run import Run, run_at
+from ckptconv.features.runs.step import Step
+from ckptconv.features.runs.whole import WEIGHTS, Judged, is_optimizer, judged, newest_good, opened
 from ckptconv.features.thin.metrics import best_of
 from ckptconv.features.thin.policy import PERIODS, Candidate, Policy, reasons_to_stay
 from ckptconv.formats.model_directory import LARGEST, is_companion_name
@@ -47,13 +49,19 @@ class Planned(NamedTuple):
 
 
 class Thinning(NamedTuple):
-    """What is to be done with the steps of a run, the oldest first."""
+    """What is to be done with the steps of a run, the oldest first, and with what is beside them, as far as it was
+    named."""
 
     run: Run
     steps: tuple[Planned, ...]
+    beside: tuple[Planned, ...] = ()
+
+    @property
+    def every(self) -> tuple[Planned, ...]:
+        return (*self.steps, *self.beside)
 
     def of(self, *actions: str) -> list[Planned]:
-        return [step for step in self.steps if step.action in actions]
+        return [step for step in self.every if step.action in actions]
 
 
 def planned(path: str, options: Mapping[str, Any], stores: Mapping[str, Any], inert: bool) -> Thinning:
@@ -61,18 +69,27 @@ def planned(path: str, options: Mapping[str, Any], stores: Mapping[str, Any], in
     nothing."""
     run = run_at(Location(normalize(path), dict(stores)))
     every = judged(run, inert=inert, each=True)
+    beside = [
+        opened(Judged(other.step, Marks()), inert) for other in run.beside if other.step.name in options["remove"]
+    ]
     policy = policy_of(options, every, stores)
-    held = held_steps(run, every, options["age"])
+    for name in {*options["remove"]} - {known.step.name for known in (*every, *beside)}:
+        raise UsageError(f"--remove {name}: there is nothing of this name among the steps and their outputs.")
+    held = held_steps(run, every, beside, options)
     candidates = [
         Candidate(known.step.name, known.step.number, known.step.time, known.is_good, tuple(held[known.step.name]))
         for known in every
+        if known.step.name not in options["remove"]
     ]
-    reasons = reasons_to_stay(candidates, policy)
+    reasons = held | reasons_to_stay(candidates, policy)
+    if policy.is_empty:
+        named = options["remove"]
+        reasons = {name: why if why or name in named else ["not named"] for name, why in reasons.items()}
     is_lessening = bool(options["drop"] or options["as_"])
     steps = [_planned(known, reasons[known.step.name], is_lessening) for known in every]
     if options["as_"] == "delta":
         steps = [step._replace(base=_base_of(step, steps)) if step.action == LESSEN else step for step in steps]
-    return Thinning(run, tuple(steps))
+    return Thinning(run, tuple(steps), tuple(_planned(known, held[known.step.name], False) for known in beside))
 
 
 def _planned(known: Judged, reasons: Sequence[str], is_lessening: bool) -> Planned:
@@ -132,7 +149,7 @@ def policy_of(options: Mapping[str, Any], every: Sequence[Judged], stores: Mappi
         {period: count for period in PERIODS if (count := options[f"keep_{period}"])},
         frozenset(options["keep_step"]),
     )
-    if policy.is_empty:
+    if policy.is_empty and not options["remove"]:
         raise UsageError(
             "Nothing says which steps stay, and thin would remove all but the last good one.",
             "Give --keep-last N, for one.",
@@ -146,13 +163,22 @@ def policy_of(options: Mapping[str, Any], every: Sequence[Judged], stores: Mappi
 # ------------------------------------------------------------------------------------------- what stays in any case
 
 
-def held_steps(run: Run, every: Sequence[Judged], age: int) -> dict[str, list[str]]:
-    """Return why each step stays whatever the policy says; nothing for one of which the policy decides."""
-    last, now = newest_good(every), time.time()
-    beside = roots_of(run.place.at(entry.file) for entry in run.place.names.values())
-    places = [beside, *(made_of(known.step) for known in every)]
+def held_steps(
+    run: Run, every: Sequence[Judged], beside: Sequence[Judged], options: Mapping[str, Any]
+) -> dict[str, list[str]]:
+    """Return why each step, and what is named `beside` them, stays whatever the policy says; nothing for one of which
+    the policy decides, or that was named."""
+    last, age, now = newest_good(every), options["age"], time.time()
+    files = roots_of(run.place.at(entry.file) for entry in run.place.names.values())
+    places = [files, *(made_of(step) for step in (*run.steps, *(other.step for other in run.beside)))]
     used = None if None in places else {place for several in places for place in several or ()}
-    return {known.step.name: [*_reasons(run, known, known is last, used, now - age, age)] for known in every}
+    held = {
+        known.step.name: [*_reasons(run, known, known is last, used, now - age, age)] for known in (*every, *beside)
+    }
+    for other in run.beside:
+        if other.like and other.like not in options["remove"]:
+            held[other.like].append(f"{other.step.name} has its number too")
+    return held
 
 
 def _reasons(

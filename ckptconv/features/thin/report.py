@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 
 @dataclass
@@ -59,6 +59,9 @@ class ThinReport:
 
     removed_bytes: int
     """Bytes of the steps that go or are reduced, as they are before."""
+
+    beside: Mapping[str, str] = field(default_factory=dict)
+    """What has the number of a step, does not count as one, and stays: {name: why}."""
 
     finished: Sequence[str] = ()
     """Steps that an earlier run had begun, and that were finished now."""

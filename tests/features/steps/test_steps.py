@@ -80,6 +80,25 @@ def test_convert_of_a_torn_run_says_which_step_is_the_last_good_one_and_last_goo
     ckptconv_here("convert", "--last-good", tmp_path / "trainer" / "checkpoint-10", output).refused(2, "is one step")
 
 
+def test_outputs_and_further_entries_of_a_number_are_listed_apart_and_are_never_the_last_good_step(
+    tmp_path: Path,
+) -> None:
+    run = SAVERS["trainer"].run(tmp_path / "run", 6, 7)
+    done(ckptconv_here("convert", run / "checkpoint-7", f"{run}/checkpoint-7-safetensors/"))
+    shutil.copytree(run / "checkpoint-7", run / "checkpoint-7-best")
+    why = {
+        "checkpoint-7-safetensors": "an output of ckptconv",
+        "checkpoint-7-best": "checkpoint-7 has its number too",
+    }
+    found = done(steps(run, "--json"))
+    assert found.json["beside"] == why
+    assert [step["name"] for step in found.json["steps"]] == ["checkpoint-6", "checkpoint-7"]
+    listed = ", ".join(f"{name} ({reason})" for name, reason in why.items())
+    assert f"not counted as steps: {listed}" in done(steps(run)).out.splitlines()
+    (run / "checkpoint-7" / "model.safetensors").write_bytes(b"")
+    assert steps(run, "--last").out == f"{run}/checkpoint-6\n"
+
+
 def test_last_good_takes_an_older_step_and_says_so_if_none_is_good(tmp_path: Path) -> None:
     run = SAVERS["trainer"].run(tmp_path / "b", 10, 20)
     os.truncate(run / "checkpoint-20" / "model.safetensors", 700)

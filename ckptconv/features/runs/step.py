@@ -1,0 +1,88 @@
+"""A step of a run: its files, and what they tell without being opened."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ckptconv.features.runs.names import is_unfinished, number_of
+from ckptconv.features.runs.places import known
+from ckptconv.formats.registered import DESCRIBING
+from ckptconv.storage.handles import HIDDEN
+from ckptconv.storage.location import Location
+from ckptconv.storage.reading import Entry
+
+# Suffixes of files that describe others, of which a step consists.
+DESCRIBED = tuple(DESCRIBING)
+
+
+class Step(NamedTuple):
+    """A step of a run: its name there, the number in it, if any, and its files by their paths in `home`, the directory
+    of the run.
+
+    `place` is what is opened: its directory, a virtual checkpoint in it, or of files the one with the weights. `links`
+    are the symbolic links among its names. `unlisted` says why a directory of it could not be listed, if one could not.
+    """
+
+    name: str
+    number: int | None
+    home: Location
+    place: Location
+    files: Mapping[str, Entry]
+    links: tuple[str, ...] = ()
+    unlisted: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its names in the directory of the run: that of its directory, or of its files."""
+        return tuple(dict.fromkeys(path.partition("/")[0] for path in self.files)) or (self.name,)
+
+    @property
+    def bytes(self) -> int:
+        return sum(entry.file.size for entry in self.files.values())
+
+    @property
+    def time(self) -> float | None:
+        """When the last of its files changed, in seconds since 1970; None if the store does not say."""
+        return max((entry.time for entry in self.files.values() if entry.time is not None), default=None)
+
+    @property
+    def shapes(self) -> dict[str, int]:
+        """The sizes of its files by their paths in it, with # in the place of its own number where that is one of a
+        step, and not of a rank."""
+        start = 0 if self.is_files else len(self.name) + 1
+        sizes = {path[start:]: entry.file.size for path, entry in self.files.items()}
+        if self.number is None:
+            return sizes
+        own = re.compile(rf"(?<!\d)0*{self.number}(?!\d)")
+        return {(_without(path, own, self.number) if own.search(path) else path): sizes[path] for path in sizes}
+
+    @property
+    def path(self) -> str:
+        """Where it is."""
+        return self.home.join(self.name).path
+
+    def at(self, path: str) -> Location:
+        """Return the location of one of its files, of which is known what it is."""
+        return known(self.home.at(self.files[path].file), self.files[path])
+
+    @property
+    def is_files(self) -> bool:
+        """Whether it has no directory of its own."""
+        return self.name in self.files
+
+    @property
+    def is_named_unfinished(self) -> bool:
+        """Whether a name of it is one that trainers give a step until it is complete."""
+        return any(map(is_unfinished, self.names))
+
+    @property
+    def is_made_here(self) -> bool:
+        """Whether this program made it of another step: it may lack what that had."""
+        return any(path.endswith(DESCRIBED) or f"/{HIDDEN}" in path for path in self.files)
+
+
+def _without(path: str, own: re.Pattern[str], number: int) -> str:
+    """Return a path with # in the place of the number of its step."""
+    return "/".join(own.sub("#", name) if number_of(name) == number else name for name in path.split("/"))
