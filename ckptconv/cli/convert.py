@@ -13,7 +13,6 @@ from ckptconv.cli.making import convert_one
 from ckptconv.cli.options import CONVERTING, destination, named, taking
 from ckptconv.cli.registered import COMMANDS
 from ckptconv.errors import UNWRITTEN, CorruptError, UsageError, leaving
-from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.options.registered import CARRIED_OUT, advise, missing, names_of, several
 from ckptconv.process import of_feature
 from ckptconv.text import Proposed, some
@@ -74,10 +73,8 @@ def convert_(
             if names_of(feature).keys() & options.keys():
                 raise typer.Exit(of_feature(feature, "command").carry_out(words, options))
         second = words[1] if len(words) > 1 else None
-        suffixes = {os.path.splitext(word)[1] for word in words[:2]}
-        is_alike = len(suffixes) == 1 or suffixes.issubset(TORCH_SUFFIXES)
-        # As a shell's pattern that matches two inputs gives it, or a user who names two.
-        if second and is_alike and os.path.isfile(second) and os.path.getsize(second):
+        # A shell's pattern that matches two inputs, or a user who swaps INPUT and OUTPUT, gives a checkpoint here.
+        if second and os.path.isfile(second) and os.path.getsize(second):
             more = several(" If it is another input: {}.")
             second = Proposed(second, f"If it is OUTPUT, give it as -o {shlex.quote(second)}.{more}")
         output = destination(second, options)

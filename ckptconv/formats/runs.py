@@ -162,6 +162,11 @@ def _steps(place: Location) -> dict[int, str]:
     return {int(match[1]): name for name in names if (match := re.fullmatch(_STEP, name))}
 
 
+def is_numbered(name: str) -> bool:
+    """Whether frameworks give that name to the directory of a step."""
+    return re.fullmatch(_STEP, name) is not None
+
+
 def is_of_optimizer(name: str) -> bool:
     """Whether a directory of that name holds an optimizer's states."""
     return re.fullmatch(_OPTIMIZERS, name) is not None
@@ -169,7 +174,7 @@ def is_of_optimizer(name: str) -> bool:
 
 def is_of_step(name: str) -> bool:
     """Whether frameworks give that name to the directory of a step, or to one in it."""
-    return _is_known(name) or bool(re.fullmatch(_STEP, name)) or name in _HOLDERS
+    return _is_known(name) or is_numbered(name) or name in _HOLDERS
 
 
 def _is_known(name: str) -> bool:

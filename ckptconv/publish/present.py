@@ -9,6 +9,7 @@ from ckptconv.errors import FailedError, UsageError
 from ckptconv.formats.checkpoint_names import is_of_checkpoint
 from ckptconv.formats.model_directory import is_companion_name
 from ckptconv.formats.run_names import TREES
+from ckptconv.formats.runs import is_numbered
 from ckptconv.outputs.targets import MANIFEST, is_output_name, kind_of_directory, of_trees
 from ckptconv.publish.claims import NEW_NAME, Claim
 from ckptconv.publish.earlier import UNFINISHED, Directory, file_made_as
@@ -119,6 +120,8 @@ class Present:
             and not any(claim.is_like(directory.made_as(name)) for name in visible)
         ):
             raise taken_for_input(claim.path)
+        if step := next((name for name in sorted(claim.read) if is_numbered(name)), ""):
+            raise _above(claim.path, step)
         others, foreign = [], []
         # `publish.companions` decides of companions.
         for name in (name for name in visible if not is_companion_name(name)):
@@ -182,6 +185,16 @@ def _foreign(path: str, names: Sequence[str], overwrite: bool) -> UsageError:
         f"{path} holds {some(names, 3, str)}, which ckptconv did not write: an output there would replace these files, "
         "or be read together with them.",
         f"{NEW_DIRECTORY} --overwrite replaces files with the names of output files.",
+    )
+
+
+def _above(path: str, step: str) -> UsageError:
+    """Return the error for a directory of a run, in which the `step` that is read lies."""
+    inner = join(path, step)
+    return UsageError(
+        f"{path} is the directory of the run, and the input is its step {inner}: weights in {path} would be read as "
+        "those of the whole run, also when it has later steps.",
+        f"Give a directory of its own, such as {inner}-safetensors, or a name that ends in .safetensors.",
     )
 
 

@@ -151,6 +151,8 @@ convert a.pt ad1
 convert a.pt bin
 convert a.pt runs
 convert a.pt runs/checkpoint-500
+convert runs/checkpoint-500 runs
+convert runs/checkpoint-500 runs --overwrite
 convert a.pt megatron
 convert a.pt uni
 convert a.pt paddle
@@ -164,6 +166,8 @@ convert sharded sharded --max-shard-size 1GB
 convert sharded/model.safetensors.index.json sharded
 convert sharded sharded --overwrite
 convert a.pt g1.safetensors --no-clobber
+convert a.pt g1.safetensors
+convert a.pt linked.safetensors
 pt2safetensors model.pt
 pt2safetensors bin hf
 pt2safetensors a.pt b.pt
@@ -192,13 +196,13 @@ REASONS = (
     "is empty",
     "read it together with",
     "other programs there",
+    "the whole run",
 )
 
 # Words of commands that succeed, and what of others they replace, as they were told to.
 DONE: dict[str, set[str]] = {
-    "convert a.pt g1.safetensors": {"g1.safetensors"},
     "convert a.pt -o g1.safetensors": {"g1.safetensors"},
-    "convert a.pt linked.safetensors": {"hf/model.safetensors"},
+    "convert a.pt -o linked.safetensors": {"hf/model.safetensors"},
     "convert model.pt --overwrite": {"model.safetensors"},
     "convert a.pt configured": set(),
     "convert a.pt configured --copy-config": set(),
@@ -318,7 +322,11 @@ convert a.pt fresh.safetensors --manifest m.json
 pt2safetensors bin
 """ + "".join(of_features("AGAIN"))
 # Without marks, as on some file systems, these have nothing but their bytes: if those change, they have to be named.
-BY_BYTES = {"convert a.pt", "convert a.pt new --for-hub"}.union(*of_features("BY_BYTES"))
+BY_BYTES = {
+    "convert a.pt",
+    "convert a.pt new --for-hub",
+    "convert a.pt fresh.safetensors --manifest m.json",
+}.union(*of_features("BY_BYTES"))
 
 
 def _without_marks(*_: object) -> None:
@@ -461,12 +469,13 @@ def test_a_second_word_that_may_be_another_input_replaces_only_an_earlier_output
             place.write_bytes(content)
             done(run(f"convert {permitted} --dtype bf16"))
             assert place.read_bytes() != content
-        # An earlier output, an empty file, and a file of another kind were not put there by a pattern.
+        # An earlier output and an empty file hold nothing of another program.
         done(run(f"convert {words}"))
         place.write_bytes(b"")
         done(run(f"convert {words}"))
-    Path("mine.safetensors").write_bytes(other)
+    # Swapped words: OUTPUT before INPUT.
     done(run("convert a.pt mine.safetensors"))
+    run("convert mine.safetensors a.pt").refused(2, "a.pt exists", "give it as -o a.pt.")
 
 
 def test_the_report_says_that_an_earlier_output_is_replaced(world: Path) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from os.path import splitext
 from typing import NamedTuple
 
 from ckptconv.errors import UsageError
-from ckptconv.features.model_checks.left import WEIGHTS
+from ckptconv.features.model_checks.left import STEP, WEIGHTS
 from ckptconv.formats.model_files import SUFFIX
 from ckptconv.formats.source import STEMS, Source
 from ckptconv.options.registered import several
-from ckptconv.storage.paths import basename, join
+from ckptconv.publish.earlier import Directory
+from ckptconv.storage.location import Location
+from ckptconv.storage.paths import basename, is_remote, join
 from ckptconv.storage.stores import is_repository
 from ckptconv.text import some
 
@@ -23,10 +25,20 @@ class Told(NamedTuple):
     warnings: Sequence[str] = ()
 
 
+def _older(source: Source, read: str, steps: Sequence[str]) -> Iterator[str]:
+    """Yield a warning if the file that was `read` is an output of this program's beside the `steps` of a run."""
+    if steps and not is_remote(source.path) and Directory(Location(source.path, {})).made_as(read):
+        yield (
+            f"{join(source.path, read)} was read, an earlier output of ckptconv, and not the steps in {source.path}: "
+            f"{some([*map(basename, steps)], form=str)}. To convert one of them, give its name."
+        )
+
+
 def told(source: Source, left: Mapping[str, str]) -> Told:
     """Return a note on the file that was read if `source` is a directory with one, whose name is not that of a model,
     and a warning if weights with the name of another library's model are among the files that were `left`, {path:
-    reason}. Raise UsageError if weights among them are as likely to be meant.
+    reason}, or if an earlier output was read beside the steps of a run. Raise UsageError if weights among them are as
+    likely to be meant.
 
     Weights of the same name are the same in another format. The report names other weights of a repository.
     """
@@ -36,7 +48,8 @@ def told(source: Source, left: Mapping[str, str]) -> Told:
         others = [path for path in weights if splitext(basename(path))[0] in STEMS]
         unread = some([*map(basename, others)], form=str)
         text = f"{source.path} has weights of several libraries: {read[0]} was read, and not {unread}. Name a file to "
-        return Told(warnings=[f"{text}convert it."] if others else ())
+        warnings = [f"{text}convert it."] if others else []
+        return Told(warnings=[*warnings, *_older(source, read[0], [path for path, why in left.items() if why == STEP])])
     if len(read) != 1 or is_repository(source.path):
         return Told()
     stem, _ = splitext(read[0])

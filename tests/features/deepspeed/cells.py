@@ -148,7 +148,7 @@ zero-to-fp32 zero --universal hf
 """
 if "attest" in OPTIONS:
     REFUSED += "zero-to-fp32 zero new --digest sha256 --attest notes.md\n"
-DONE: dict[str, set[str]] = {"convert zero b.pt": {"b.pt"}} if "safetensors2pt" in GROUPED else {}
+DONE: dict[str, set[str]] = {"convert zero -o b.pt": {"b.pt"}} if "safetensors2pt" in GROUPED else {}
 AGAIN = """\
 convert zero new --optimizer new/optimizer
 zero-to-fp32 zero new

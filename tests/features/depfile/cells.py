@@ -38,6 +38,7 @@ pt2safetensors a.pt new.safetensors --depfile g1.safetensors
 AGAIN = """\
 convert a.pt ruled.safetensors --manifest r.json --depfile r.d
 """
+BY_BYTES = {*AGAIN.splitlines()}
 # What a command writes to a directory that others write to: the name, and its words.
 WRITTEN: dict[str, tuple[str, tuple[object, ...]]] = {
     "depfile": ("x.d", ("convert", "MODEL", "OWN", "--depfile", "PATH"))

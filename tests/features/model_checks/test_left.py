@@ -62,6 +62,20 @@ def test_every_file_that_the_output_lacks_is_in_the_report_with_a_reason(source:
     assert all(one[name] == "one file has no directory to copy to" for name in COPIED)
 
 
+def test_an_earlier_output_beside_the_steps_of_a_run_is_read_with_a_warning(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for step in ("step-100", "step-200"):
+        (run / step).mkdir(parents=True)
+        torch.save({"norm.weight": torch.ones(4)}, run / step / "pytorch_model.bin")
+    save_file({"norm.weight": torch.zeros(4)}, run / "model.safetensors", {"format": "pt"})
+    assert convert(run, tmp_path / "of-a-trainer").warnings == []
+    convert(run / "step-100", tmp_path / "out.safetensors")
+    (tmp_path / "out.safetensors").replace(run / "model.safetensors")
+    (warning,) = convert(run, tmp_path / "of-ours").warnings
+    assert warning.startswith(f"{run / 'model.safetensors'} was read, an earlier output of ckptconv, and not the steps")
+    assert "step-100, step-200." in warning
+
+
 def test_people_read_names_by_reason_but_no_hidden_ones(source: Path, tmp_path: Path) -> None:
     (note,) = noted(convert(source, tmp_path / "out", copy_config=True).notes)
     assert note.startswith(f"left in {source}: ")

@@ -31,6 +31,7 @@ pt2safetensors a.pt new.safetensors --digest sha256 --attest g1.safetensors
 AGAIN = """\
 convert a.pt stated.safetensors --manifest s.json --digest sha256 --attest s.jsonl
 """
+BY_BYTES = {*AGAIN.splitlines()}
 # What a command writes to a directory that others write to: the name, and its words.
 WRITTEN: dict[str, tuple[str, tuple[object, ...]]] = {
     "attest": ("x.jsonl", ("convert", "MODEL", "OWN", "--digest", "sha256", "--attest", "PATH"))

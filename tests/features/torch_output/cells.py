@@ -35,7 +35,7 @@ convert a.pt b.pt --dtype bf16
 safetensors2pt g1.safetensors -o new.pt --manifest a.pt
 """
 DONE: dict[str, set[str]] = {
-    "convert g1.safetensors a.pt": {"a.pt"},
+    "convert g1.safetensors -o a.pt": {"a.pt"},
     "convert a.pt -o b.pt --dtype bf16": {"b.pt"},
     "convert nested.pt -o b.pt --key nested": {"b.pt"},
 }
