@@ -13,7 +13,7 @@ from ckptconv.formats import alone as alone_files
 from ckptconv.formats import model_files, pipelines
 from ckptconv.formats.format import CERTAIN, LIKELY, Format, Guess, Probe
 from ckptconv.formats.model_files import TORCH
-from ckptconv.formats.registered import BY_RANK, DEEPSPEED, FOREIGN, FORMATS, JOINING, MEGATRON, PIPES, PLUGINS
+from ckptconv.formats.registered import BY_RANK, FOREIGN, FORMATS, JOINING, PIPES, PLUGINS
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.options.option import checked
 from ckptconv.options.registered import opening, placed, several
@@ -101,21 +101,10 @@ def open_source(
         source = _with_optimizer(source, guess.place or place, wanted)
     if stores.is_repository(path):
         source = source._replace(notes=[*source.notes, *_repository_notes(place, source)])
-    is_deepspeed, is_megatron = source.family == DEEPSPEED, source.format == MEGATRON
-    idle = [
-        f"{option} has no effect: {path} is {guess.called}, but the option applies only to {whose} checkpoints."
-        for option, is_given, whose, is_theirs in (
-            ("--tag", tag, "DeepSpeed's", is_deepspeed),
-            ("--exclude-frozen-parameters", exclude_frozen, "DeepSpeed's", is_deepspeed),
-            ("--master", master, "Megatron-core's", is_megatron),
-            ("--unstack", unstack, "Megatron-core's", is_megatron),
-            ("--raw", raw, "torch.save's", source.family == TORCH),
-        )
-        if is_given and not is_theirs
-    ]
-    if tag and not is_deepspeed and (source.pointers or source.path != place.path):
-        raise UsageError(idle[0], f"Give the directory of the step: {place}/STEP.")  # of a run, another would be read
-    source = source._replace(warnings=[*source.warnings, *idle]) if idle else source
+    if tag or exclude_frozen or master or unstack or raw:
+        from ckptconv.formats.idle import warned
+
+        source = warned(source, place, guess.called, wanted)
     return with_layout(source, **reaching, **feature_options)
 
 

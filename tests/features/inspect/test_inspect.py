@@ -198,21 +198,26 @@ def test_how_many_layers_are_alike_is_told_in_little_room(width: int, label: str
     assert [line.startswith(f"    {label}") for line in lines].count(True) == 1, lines
 
 
-@pytest.mark.parametrize("command", ["inspect", "verify"])
+@pytest.mark.parametrize(
+    ("words", "problem", "whose"),
+    [
+        (["inspect", "model.safetensors", "--raw"], "model.safetensors is in safetensors already", "torch.save's"),
+        (["verify", "model.pt", "model.safetensors", "--unstack"], "model.pt is a single file", "Megatron-core's"),
+    ],
+)
 def test_options_for_another_kind_of_checkpoint_are_said_to_be_of_no_use(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: list[str], problem: str, whose: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save({"w": torch.ones(2)}, "model.pt")
     assert ckptconv_here("pt2safetensors", "model.pt").code == 0
-    paths = ["model.pt", "model.safetensors"][: 2 if command == "verify" else 1]
-    run = ckptconv_here(command, *paths, "--tag", "global_step9")
+    told = f"{words[-1]} has no effect: {problem}, but the option applies only to {whose} checkpoints."
+    run = ckptconv_here(*words)
     assert run.code == 0
-    assert run.err == (
-        "ckptconv: warning: --tag has no effect: model.pt is a single file, but the option applies only to DeepSpeed's "
-        "checkpoints.\n"
-    )
-    assert ckptconv_here(command, *paths, "--tag", "9", "--json").json["warnings"][0].startswith("--tag has no effect:")
+    assert run.err == f"ckptconv: warning: {told}\n"
+    assert ckptconv_here(*words, "--json").json["warnings"] == [told]
+    # One that selects what is read.
+    ckptconv_here(*words[:-1], "--tag", "9").refused(2, f"--tag has no effect: {problem}")
     checkpoint = ZERO / "z2_bf16_tags_w2" / "checkpoint"
     assert ckptconv_here("inspect", checkpoint, "--tag", "global_step2").err == ""
     told = [ckptconv_here("convert", path, "out", "--raw").err for path in ("model.safetensors", "model.pt")]

@@ -1,0 +1,34 @@
+"""Options that apply to the checkpoints of one program, given for another's."""
+
+from __future__ import annotations
+
+from ckptconv.errors import UsageError
+from ckptconv.formats.model_files import TORCH
+from ckptconv.formats.registered import DEEPSPEED, MEGATRON
+from ckptconv.formats.source import Source, Wanted
+from ckptconv.storage.location import Location
+
+# Those that select what is read: another part than the wanted one would be converted.
+_SELECTING = ("--tag", "--exclude-frozen-parameters", "--master")
+
+
+def warned(source: Source, place: Location, called: str, wanted: Wanted) -> Source:
+    """Return `source`, whose path is `place`, with a warning for each option of `wanted` that has no effect on it: it
+    is `called` by its format. Raise UsageError for one that selects what is read."""
+    is_deepspeed, is_megatron = source.family == DEEPSPEED, source.format == MEGATRON
+    idle = {
+        option: f"{option} has no effect: {place} is {called}, but the option applies only to {whose} checkpoints."
+        for option, is_given, whose, is_theirs in (
+            ("--tag", wanted.tag, "DeepSpeed's", is_deepspeed),
+            ("--exclude-frozen-parameters", wanted.exclude_frozen, "DeepSpeed's", is_deepspeed),
+            ("--master", wanted.master, "Megatron-core's", is_megatron),
+            ("--unstack", wanted.unstack, "Megatron-core's", is_megatron),
+            ("--raw", wanted.raw, "torch.save's", source.family == TORCH),
+        )
+        if is_given and not is_theirs
+    }
+    for option in filter(idle.get, _SELECTING):
+        is_step = option == "--tag" and place.kind == "directory"
+        hint = f"Give the directory of the step: {place.join(wanted.tag)}" if is_step else "Leave it out."
+        raise UsageError(idle[option], hint)
+    return source._replace(warnings=[*source.warnings, *idle.values()])
