@@ -7,6 +7,8 @@ import fnmatch
 import re
 from collections.abc import Sequence
 
+from ckptconv.errors import UsageError
+from ckptconv.structure.choice import Choice
 from ckptconv.text import some
 
 
@@ -20,6 +22,16 @@ def candidates(wanted: str, names: Sequence[str], most: int = 8) -> str:
     if close:
         return f"Did you mean {' or '.join(map(repr, close))}?"
     return f"The keys are {some(names, most, repr)}."
+
+
+def check_glob(glob: str, names: Sequence[str], choice: Choice) -> None:
+    """Raise UsageError for a `glob` of a choice that matches none of the tensors' `names`, if it is one of `include`
+    that has matched no value either, or matches a part of the tree with tensors: its values alone are not meant."""
+    is_include = glob in choice.include
+    parts = {name[: dot.start()] for name in names for dot in re.finditer(r"\.", name)}
+    if fnmatch.filter(parts, glob) or (is_include and not (names and glob in choice.used)):
+        option = "--include" if is_include else "--exclude"
+        raise UsageError(f"{option} {glob!r} matches none of the {len(names)} names.", globs_like(glob, names))
 
 
 def globs_like(glob: str, names: Sequence[str]) -> str:

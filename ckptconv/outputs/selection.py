@@ -57,19 +57,17 @@ def _children(tree: Any) -> dict[str, Any]:
 def matching(names: Iterable[str], choice: Choice) -> list[str]:
     """Return those of `names` that are chosen.
 
-    Raise UsageError for a pattern of `include` that matches nothing, here or earlier, or if there are no names.
+    Raise UsageError for a glob that matches none, and should.
     """
     names = list(names)
     if not choice:
         return names
     chosen = [name for name in names if name in choice]
-    for pattern in choice.include:
-        if not names or (pattern not in choice.used and not any(fnmatch.fnmatchcase(name, pattern) for name in names)):
-            from ckptconv.outputs.hints import globs_like
+    for glob in (*choice.include, *choice.exclude):
+        if not any(fnmatch.fnmatchcase(name, glob) for name in names):
+            from ckptconv.outputs.hints import check_glob
 
-            raise UsageError(
-                f"--include {pattern!r} matches none of the {len(names)} names.", globs_like(pattern, names)
-            )
+            check_glob(glob, names, choice)
     return chosen
 
 

@@ -274,9 +274,19 @@ def test_a_key_that_only_begins_names_leads_to_include(tmp_path: Path) -> None:
 def test_a_glob_without_names_suggests_one_for_the_names_below(tmp_path: Path) -> None:
     save_file({"a.tower.w": torch.ones(1), "head.w": torch.ones(1)}, tmp_path / "m.safetensors")
     run = ckptconv_here("convert", tmp_path / "m.safetensors", tmp_path / "o", "--exclude", "head")
-    assert "--exclude 'head' matches nothing. Did you mean 'head.*'?" in " ".join(run.err.split())
+    run.refused(2, "--exclude 'head' matches none of the 2 names.", "Did you mean 'head.*'?")
     run = ckptconv_here("convert", tmp_path / "m.safetensors", tmp_path / "p", "--include", "tower")
     run.refused(2, "Did you mean 'a.tower.*'?")
+
+
+@every("option", ["--include", "--exclude"])
+def test_a_glob_for_values_alone_does_not_match_those_beside_tensors(option: str, tmp_path: Path) -> None:
+    """`optimizer` would take the groups, and not the states: who writes it means both."""
+    torch.save({"w": torch.ones(2), "optimizer": {"m": torch.ones(2), "lr": 1}, "args": {"lr": 1}}, tmp_path / "x.pt")
+    words = ("convert", tmp_path / "x.pt", tmp_path / "x.safetensors", option)
+    ckptconv_here(*words, "optimizer").refused(2, f"{option} 'optimizer' matches none of the 2", "'optimizer.*'?")
+    assert not (tmp_path / "x.safetensors").exists()
+    done(ckptconv_here(*words, "args", option, "w"))
 
 
 @every(
