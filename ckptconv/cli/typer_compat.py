@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -11,6 +11,7 @@ import typer
 import typer.main
 
 from ckptconv.cli.call import Call
+from ckptconv.errors import UsageError
 
 # The class of typer's errors about a command line, which has no public name.
 WRONG_USAGE: type[Any] = typer.BadParameter.__bases__[0]
@@ -33,6 +34,16 @@ class _Words:
         if kind in (str, list[str]):
             return value
         return self._checked().coerce(value, param=param, ctx=ctx)
+
+
+def _check_repeated(given: Sequence[Any]) -> None:
+    """Raise UsageError if an option that takes one value is among the parameters `given` more than once."""
+    for option in given:
+        is_single = option.param_type_name == "option" and not (option.multiple or option.is_flag or option.count)
+        if is_single and given.count(option) > 1:
+            flag = option.opts[0]
+            hint = "For several parts, give --include 'KEY.*' for each." if flag == "--key" else "Give it once."
+            raise UsageError(f"{flag} is given {given.count(option)} times, but takes one value.", hint)
 
 
 class App(typer.Typer):
@@ -92,6 +103,7 @@ class _Quick:
                 words = _Words(parameter)
                 parameter.get_runtime_param = lambda words=words: words
         try:
+            _check_repeated(self.make_parser(ctx).parse_args(list(args))[2])  # type: ignore[attr-defined]
             return super().parse_args(ctx, args)  # type: ignore[misc, no-any-return]
         except WRONG_USAGE as error:
             # If an option lacks its value, the parser does not say which command it belongs to.

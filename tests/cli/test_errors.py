@@ -139,6 +139,16 @@ def test_the_kinds_are_all_there_are() -> None:
     assert {each.kind for each in CkptconvError.__subclasses__()} <= kinds
 
 
+def test_an_option_of_one_value_is_given_once(tmp_path: Path) -> None:
+    torch.save({"model": {"w": torch.ones(2)}, "ema": {"w": torch.ones(2)}}, tmp_path / "x.pt")
+    words = ("convert", tmp_path / "x.pt", tmp_path / "x.safetensors")
+    hint = "For several parts, give --include 'KEY.*' for each."
+    ckptconv_here(*words, "--key", "ema", "--key=model").refused(2, "--key is given 2 times, but takes", hint)
+    ckptconv_here(*words, "--dtype", "bf16", "--dtype", "bf16").refused(2, "--dtype is given 2 times", "Give it once.")
+    assert not (tmp_path / "x.safetensors").exists()
+    assert ckptconv_here(*words, "-v", "-v", "--include", "ema.*", "--include", "model.*").code == 0
+
+
 def test_message_and_hint_make_one_paragraph() -> None:
     assert str(DifferenceError("a differs from b.", "Convert again.")) == "a differs from b. Convert again."
     assert str(DifferenceError("a differs from b.")) == "a differs from b."
