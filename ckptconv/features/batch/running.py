@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import re
+import shlex
 import subprocess
 import sys
 from collections import deque
@@ -22,7 +24,7 @@ from ckptconv.features.batch.naming import UNCONVERTED
 from ckptconv.features.batch.worker import attempt
 from ckptconv.process import peak_rss
 from ckptconv.storage.handles import resolved
-from ckptconv.storage.paths import dirname, is_remote
+from ckptconv.storage.paths import basename, dirname, is_remote, join
 from ckptconv.storage.writing import writing
 from ckptconv.text import count_of, format_memory, format_size, printable
 
@@ -329,11 +331,22 @@ def report(
             output.print_json("error" not in whole, whole)
         else:
             lines = recorded([outcome.report for outcome in results if outcome.report])
-            output.tell([*table(results, width()), *lines, last_line(results, whole, dry_run)])
+            output.tell([*table(results, width()), *_taken(results), *lines, last_line(results, whole, dry_run)])
     except FailedError as error:
         output.warn(str(error))
     if "error" in whole:
         say(str(summary_error(results, stopped)))
+
+
+def _taken(results: Iterable[Outcome]) -> Iterator[str]:
+    """Yield the notes on which checkpoint in an input was taken; for a step of a run, how to convert every step."""
+    for outcome in results:
+        for note in outcome.report.notes if outcome.report else ():
+            if taken := re.match(r"Took ([^:, ]+)", note):
+                step = basename(taken[1].rstrip("."))
+                pattern = shlex.quote(join(outcome.source, "")) + re.sub(r"\d+", "*", step)
+                every = f" To convert every step, give {pattern} as inputs." if "*" in pattern else ""
+                yield printable(f"{outcome.source}: {note}{every}")
 
 
 def described(results: Sequence[Outcome], stopped: StoppedError | None, seconds: float) -> SeveralInputs:
