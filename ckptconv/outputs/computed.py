@@ -6,6 +6,7 @@ the ways in which a source is computed. Pure, but for `Again.source`, which open
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from types import MappingProxyType
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.options.table import Options
 from ckptconv.outputs.targets import Target, seen_from
+from ckptconv.storage.paths import resolved_name
 
 if TYPE_CHECKING:
     from ckptconv.formats.source import Source
@@ -217,6 +219,13 @@ def reported(source: Source, outputs: Iterable[Mapping[str, Any]]) -> dict[str, 
 def facts_of(source: Source) -> dict[str, Any]:
     """Return the sentences of `inspect` about the computation of `source`."""
     return {name: fact for way in ways_of(source) for name, fact in way.facts(source).items()}
+
+
+def repeated(terms: Iterable[Source]) -> Iterator[str]:
+    """Yield a warning for each checkpoint that is given several times among `terms`."""
+    for path, count in Counter(resolved_name(term.path) for term in terms).items():
+        if count > 1:
+            yield f"{path} is given {count} times, and is counted as often."
 
 
 def terms_of(source: Source) -> Iterator[Source]:

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from ckptconv.errors import UsageError
 from ckptconv.formats.source import Source, combined
+from ckptconv.outputs.computed import repeated
 from ckptconv.plan import Input, content_of
-from ckptconv.storage.paths import resolved_name
 from ckptconv.text import count_of
 
 # The prefix of the names of the other checkpoints' files among those of the source.
@@ -91,10 +91,8 @@ def averaged(
         tuple(None if n == own_index else term for n, term in enumerate(terms)), tuple(weights), over, minus
     )
     combination = combined(terms[own_index], terms, inputs, average=average)
-    steps = Counter(resolved_name(term.path) for term in (terms[:-1] if minus else terms))
-    twice = [name for name, count in steps.items() if count > 1]
-    notes = [f"{name} is given {steps[name]} times, and is counted as often." for name in twice]
-    combination = combination._replace(warnings=[*combination.warnings, *notes])
+    counted = terms[:-1] if minus else terms
+    combination = combination._replace(warnings=[*combination.warnings, *repeated(counted)])
     formats = sum((Counter(term.quantized.formats) for term in terms if term.quantized), Counter[str]())
     return combination.computing(dequantize=combination.quantized and combination.quantized._replace(formats=formats))
 

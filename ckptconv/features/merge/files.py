@@ -17,6 +17,7 @@ from ckptconv.formats.adapter_names import is_adapter, other_program
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import ADAPTER_CONFIG, CONFIG, Source, combined
 from ckptconv.options.table import CHANGING
+from ckptconv.outputs.computed import repeated
 from ckptconv.plan import Input
 from ckptconv.storage.location import Location
 from ckptconv.structure.regexes import ExpressionError, LimitsError, first_matches
@@ -303,4 +304,5 @@ def merging(source: Source, adapters: Sequence[Adapter], options: Mapping[str, o
         # A later step that needs the configuration reports the error: nothing is known of the model.
         model = {}
     terms = [source, *(adapter.source for adapter in adapters)]
-    return combined(source, terms, inputs, merge=Merge(tuple(adapters), model))
+    merged = combined(source, terms, inputs, merge=Merge(tuple(adapters), model))
+    return merged._replace(warnings=[*merged.warnings, *repeated(terms)])

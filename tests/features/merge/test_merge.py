@@ -547,6 +547,13 @@ def test_a_dry_run_tells_the_size() -> None:
 # ------------------------------------------------------------------------------------- several adapters, and conflicts
 
 
+def test_an_adapter_that_is_given_twice_counts_twice_with_a_warning() -> None:
+    given = adapter(factors("a", 6, 5), "lora")
+    assert merge(model(), given, "once").warnings == []
+    (warning,) = merge(model(), [given, given], "twice").warnings
+    assert warning.endswith("lora is given 2 times, and is counted as often.")
+
+
 def test_of_several_adapters_in_one_place_one_is_named() -> None:
     """As TRL saves what it trains with DPO beside the reference."""
     first, second = factors("a", 6, 5), {name: tensor * 3 for name, tensor in factors("a", 6, 5).items()}
