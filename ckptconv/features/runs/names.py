@@ -1,4 +1,4 @@
-"""Names of steps: the number that one tells, and whether it says that the step is being written. Pure."""
+"""Names of steps: the number that one tells, the run, and whether it says that the step is being written. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,19 @@ from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 
 # Words before the number of a step, the first kind first: of `epoch=3-step=100`, 100 is the step.
 _WORDS = (("step", "steps", "iter", "iteration", "ba", "batch", "update"), ("checkpoint", "ckpt"), ("epoch", "ep"))
-_NUMBER = re.compile(r"([a-z]*)[-_=.]*(\d{1,18})")
+# A letter directly behind a number is a unit or another word: the 7 of `checkpoint-7b` is no step.
+_NUMBER = re.compile(r"([a-zA-Z]*)[-_=.]*(\d{1,18})(?![a-zA-Z\d])")
+# A number without a word: no letter is directly around it, and it is no part of a version or of a value such as 0.25.
+_ALONE = re.compile(r"(?<![a-zA-Z\d])(?<!\d\.)\d{1,18}(?![a-zA-Z\d]|\.\d)")
+# A number of a fixed width is a counter also directly behind a word, as in `model010000`.
+_WIDE = re.compile(r"(?<!\d)(?<!\d\.)\d{4,18}(?![a-zA-Z\d]|\.\d)")
+# What differs in names of one run beside the number of the step: measured values, and how often a name was given.
+_MEASURED = re.compile(
+    r"(?<![a-z])((?:loss|acc|accuracy|score|metric|ppl|perplexity|f1|auc|bleu|wer|m?iou|mse|mae)[-_=]?)"
+    r"(?:[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?|nan|inf)(?![a-z\d])",
+    re.IGNORECASE,
+)
+_AGAIN = re.compile(r"-v\d+$")
 # What names of steps contain while they are written: of torch_checkpointing, transformers, Orbax, and of others.
 _UNFINISHED = re.compile(r"\.?(?:tmp|temp)[-_.].*|.*[-_.](?:tmp|temp|part|partial|incomplete)(?:[-_.].*)?")
 # The whole name of the directory of a step, with a word for it.
@@ -31,12 +43,49 @@ def number_of(name: str) -> int | None:
     plain = name.lower()
     if plain.isdecimal() and plain.isascii() and len(plain) <= 18:
         return int(plain)
-    numbers = [(match[1], int(match[2])) for match in _NUMBER.finditer(plain)]
     for words in _WORDS:
-        of_steps = [number for word, number in numbers if word in words or word.endswith(words[0])]
+        of_steps = [int(match[2]) for match in _NUMBER.finditer(plain) if _is_word(match[1], words)]
         if of_steps:
             return of_steps[-1]
     return None
+
+
+def _is_word(word: str, words: tuple[str, ...]) -> bool:
+    return word in words or word.endswith(words[0])
+
+
+def lone_number(name: str, is_wide: bool = False) -> int | None:
+    """Return the last number in a name that may be a step's without a word for it; None if it has none. With `is_wide`,
+    the numbers of such names have a fixed width.
+
+    >>> [lone_number(name) for name in ("model_100", "llama-7b", "resnet50", "model_v1", "llama-3.2")]
+    [100, None, None, None, None]
+    """
+    numbers = (_WIDE if is_wide else _ALONE).findall(name)
+    return int(numbers[-1]) if numbers else None
+
+
+def is_padded(name: str) -> bool:
+    """Whether a number in a name begins with a zero, as counters of a fixed width do."""
+    return any(number.startswith("0") for number in _WIDE.findall(name))
+
+
+def series_of(name: str) -> str:
+    """Return what the names of all steps of a run have in common, with * in the place of what differs.
+
+    >>> [series_of(name) for name in ("vit_epoch_3.pt", "epoch=3-val_loss=0.25.ckpt", "run_a-step-100", "0300")]
+    ['vit_epoch_*', 'epoch=*-val_loss=*', 'run_a-step-*', '*']
+    """
+    plain = _MEASURED.sub(r"\1*", _AGAIN.sub("", stem(name)))
+    numbers = [match.span(2) for match in _NUMBER.finditer(plain) if _tells_step(match[1].lower())]
+    lone = [*_ALONE.finditer(plain)] or [*_WIDE.finditer(plain)]
+    for start, stop in reversed(numbers or [match.span() for match in lone[-1:]]):
+        plain = f"{plain[:start]}*{plain[stop:]}"
+    return plain
+
+
+def _tells_step(word: str) -> bool:
+    return any(_is_word(word, words) for words in _WORDS)
 
 
 def is_unfinished(name: str) -> bool:

@@ -7,16 +7,25 @@ read, and the files that name a step.
 
 from __future__ import annotations
 
+import fnmatch
 import re
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import NamedTuple
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError, UsageError
 from ckptconv.features.joining.sets import parsed
-from ckptconv.features.runs.beside import Beside, divided, is_our_file, is_variant
-from ckptconv.features.runs.names import is_beside_weights, is_of_step, is_unfinished, number_of, stem
+from ckptconv.features.runs.beside import Beside, adds_words, divided, is_our_file, is_variant
+from ckptconv.features.runs.names import (
+    is_beside_weights,
+    is_of_step,
+    is_padded,
+    is_unfinished,
+    lone_number,
+    number_of,
+    series_of,
+    stem,
+)
 from ckptconv.features.runs.places import check_directory, inside, known, link_of, listed
 from ckptconv.features.runs.registered import TELLING
 from ckptconv.features.runs.step import DESCRIBED, Step
@@ -68,22 +77,49 @@ class Run(NamedTuple):
 
 
 def run_at(place: Location) -> Run:
-    """Return the run in a directory. Raise UsageError if it has no steps, or those of several runs."""
+    """Return the run in a directory, or of a directory that has several the one whose steps have names such as
+    `vit_epoch_*`, the last part of `place`. Raise UsageError if it has no steps, or those of several runs."""
+    if "*" in place.name and (is_remote(place.path) or place.kind == "missing"):
+        check_directory(place.parent)
+        run = _run_in(place.parent, place.name)
+        if not run.steps:
+            raise UsageError(f"{place.parent} has no step whose name is like {place.name}.")
+        return run
     check_directory(place)
     run = _run_in(place)
     if run.steps and not all(_is_run(place, step.name) for step in run.steps):
-        return run
+        return _of_one(run)
     several = [name for name in _directories_in(place) if _is_run(place, name)]
     if len(several) > 1:
         raise UsageError(f"{place} has the steps of several runs: {some(several, form=str)}.", "Name one of them.")
     in_folders = (_run_in(inside(place, name)) for name in _FOLDERS if name in _directories_in(place))
     run = next((run for run in in_folders if run.steps), run)
     if run.steps:
-        return run
+        return _of_one(run)
     advice = f"Name the directory that the steps are in{f': {inside(place, several[0])}' if several else ''}."
     if _is_checkpoint(place):
         raise UsageError(f"{place} is one step of a run, where the directory of the run was expected.", advice)
     raise UsageError(f"{place} has no steps: no directory or file in it has the number of a step in its name.", advice)
+
+
+def _of_one(run: Run) -> Run:
+    """Return a run. Raise UsageError if its steps are those of several, by their names."""
+    further = [other.step for other in run.beside if other.like and not adds_words(other.step.name, other.like)]
+    steps = [
+        step
+        for step in (*run.steps, *further)
+        if step.number is not None and step.series and not step.is_named_unfinished
+    ]
+    every = sorted({series for step in steps for series in step.series})
+    # A step that is torn may lack a model. Models with an optimizer each may be of runs whose numbers are the same.
+    whole = [step for step in steps if len(step.series) == len(every)]
+    is_one = len({step.series for step in steps}) < 2 or any(step.optimizers < 2 for step in whole)
+    if is_one:
+        return run
+    raise UsageError(
+        f"{run.place} has the steps of several runs: {some(every, form=str)}.",
+        f"Name one of them, in quotes: '{run.place.join(every[0])}'.",
+    )
 
 
 def _is_run(place: Location, name: str) -> bool:
@@ -103,23 +139,32 @@ def _directories_in(place: Location) -> list[str]:
     return [name for name in names if link_of(place, name) is None]
 
 
-def _run_in(place: Location) -> Run:
+def _run_in(place: Location, pattern: str = "") -> Run:
+    """Return the steps in a directory, of those whose names are like `pattern` if there is one: that of a series, or
+    else one of the shell's."""
     there = dict(place.names)
     targets = {name: target for name in there if (target := link_of(place, name)) is not None}
     for name in targets:
         del there[name]
-    steps = [*_directories(place, there), *_files(place, there)]
+    named = [name for name in there if series_of(name) == pattern] or fnmatch.filter(there, pattern or "*")
+    own = {name: there[name] for name in named}
+    others = there.keys() - own
+    steps = [*_directories(place, own), *_files(place, there, own)]
     steps.sort(key=lambda step: (-1 if step.number is None else step.number, step.time or 0, step.name))
     names = {name: step.name for step in steps for name in step.names}
     links = {
-        name: names.get(target, "") for name, target in targets.items() if target in names or number_of(name) is None
+        name: names.get(target, "")
+        for name, target in targets.items()
+        if target in names or (number_of(name) is None and target not in others)
     }
     counted, beside = divided(steps)
-    return Run(place, tuple(counted), _pointers(place, there, names), links, tuple(beside))
+    return Run(place, tuple(counted), _pointers(place, there, names, others), links, tuple(beside))
 
 
-def _pointers(place: Location, there: Mapping[str, Entry], names: Mapping[str, str]) -> dict[str, str]:
-    """Return the step that each file names which says where a checkpoint is."""
+def _pointers(
+    place: Location, there: Mapping[str, Entry], names: Mapping[str, str], others: Collection[str]
+) -> dict[str, str]:
+    """Return the step that each file names which says where a checkpoint is, if it is none of the `others`."""
     pointers: dict[str, str] = {}
     for name in POINTERS:
         if name not in there or there[name].kind != "file":
@@ -129,7 +174,8 @@ def _pointers(place: Location, there: Mapping[str, Entry], names: Mapping[str, s
         else:
             pointed = runs.pointed(place)
             target = pointed[0].name if pointed and pointed[1].name == name else ""
-        pointers[name] = names.get(target, "")
+        if target not in others:
+            pointers[name] = names.get(target, "")
     return pointers
 
 
@@ -179,11 +225,13 @@ class _Contents:
 # ------------------------------------------------------------------------------------------------------ steps: files
 
 
-def _files(place: Location, there: Mapping[str, Entry]) -> Iterator[Step]:
-    """Yield the steps that are files: each is one, or several if their names say that they hold parts of it."""
+def _files(place: Location, there: Mapping[str, Entry], own: Collection[str]) -> Iterator[Step]:
+    """Yield the steps that are files of `own`: each is one, or several if their names say that they hold parts of
+    it."""
     by_number: dict[int, list[str]] = {}
     for name, number in _numbered(place, there).items():
-        by_number.setdefault(number, []).append(name)
+        if name in own:
+            by_number.setdefault(number, []).append(name)
     for number, names in by_number.items():
         are_parts = any(is_beside_weights(name) or parsed(name) is not None for name in names)
         for group in _parts(place, there, names) if are_parts else [[name] for name in names]:
@@ -213,17 +261,22 @@ def _numbered(place: Location, there: Mapping[str, Entry]) -> dict[str, int]:
         if entry.kind == "file" and stem(name) != name and not re.search(rf"{NUMBERED}\.", name)
     ]
     numbers = {name: number for name in candidates if (number := number_of(stem(name))) is not None}
+    wide = {_DIGITS.sub("#", name) for name in candidates if is_padded(stem(name))}
     plain = {
-        name: int(digits[-1])
+        name: number
         for name in candidates
-        if name not in numbers and parsed(name) is None and (digits := re.findall(r"\d{1,18}", stem(name)))
+        if name not in numbers
+        and parsed(name) is None
+        and (number := lone_number(stem(name), _DIGITS.sub("#", name) in wide)) is not None
     }
     # In the directory of a step, a number without a word for a step is that of a rank.
     if plain and (is_of_step(place.name) or _is_checkpoint(place, plain)):
         return numbers
     # Elsewhere, it is that of a step if several names differ in it, or if a step has it.
-    shapes = Counter(_DIGITS.sub("#", name) for name in candidates)
-    several = {number for name, number in plain.items() if shapes[_DIGITS.sub("#", name)] > 1}
+    in_series: dict[str, set[int]] = {}
+    for name, number in plain.items():
+        in_series.setdefault(series_of(name), set()).add(number)
+    several = {number for name, number in plain.items() if len(in_series[series_of(name)]) > 1}
     of_steps = several.union(numbers.values())
     all_numbers = numbers | plain
     return {name: all_numbers[name] for name in candidates if all_numbers.get(name) in of_steps}

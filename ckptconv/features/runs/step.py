@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ckptconv.features.runs.names import is_unfinished, number_of
+from ckptconv.features.joining.sets import OPTIMIZER, FileSet
+from ckptconv.features.runs.names import is_beside_weights, is_unfinished, number_of, series_of, stem
 from ckptconv.features.runs.places import known
 from ckptconv.formats.registered import DESCRIBING
 from ckptconv.storage.handles import HIDDEN
@@ -76,6 +77,20 @@ class Step(NamedTuple):
     def is_named_unfinished(self) -> bool:
         """Whether a name of it is one that trainers give a step until it is complete."""
         return any(map(is_unfinished, self.names))
+
+    @property
+    def series(self) -> tuple[str, ...]:
+        """The series of which its names are, without files beside the weights: several, if it has several models; none,
+        if only its optimizer is left."""
+        names = [name for name in self.names if not (self.is_files and is_beside_weights(name))]
+        if not names and not self.optimizers:
+            names = [*self.names]
+        return tuple(sorted({series_of(name) for name in names}))
+
+    @property
+    def optimizers(self) -> int:
+        """How many of its names are those of optimizers, if it is files."""
+        return sum(self.is_files and FileSet(stem(name), None).kind == OPTIMIZER for name in self.names)
 
     @property
     def is_made_here(self) -> bool:

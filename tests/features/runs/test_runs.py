@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import torch
 from effort import every
 from saved_steps import SAVERS
 
@@ -27,6 +28,12 @@ NAMES = {
     "ep3-ba1000-rank0.pt": 1000,
     "epoch_7": 7,
     "llama-7b": None,
+    "checkpoint-7b": None,
+    "step-40k": None,
+    "resnet50": None,
+    "model_v1": None,
+    "13b": None,
+    f"step-{'9' * 200}": None,
     "2024-01-02": None,
     "final": None,
 }
@@ -70,6 +77,75 @@ def test_the_steps_of_several_runs_are_not_those_of_one(layout: str, tmp_path: P
     named = ", ".join(name.partition("/")[0] for name in SEVERAL[layout])
     with pytest.raises(UsageError, match=f"has the steps of several runs: {named}."):
         run_at(Location(str(place)))
+
+
+def saved(place: Path, *names: str) -> Path:
+    """Save a model in each file, in a directory of its own where the name has no suffix."""
+    for name in names:
+        path = place / name if Path(name).suffix else place / name / "model.pt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save({"weight": torch.ones(2)}, path)
+    return place
+
+
+# Names in one directory of several runs, and the series that they have.
+OF_SEVERAL = {
+    "files": (["vit_epoch_1.pt", "vit_epoch_2.pt", "resnet_epoch_11.pt"], ["resnet_epoch_*", "vit_epoch_*"]),
+    "directories": (["run_a-step-100", "run_b-step-100"], ["run_a-step-*", "run_b-step-*"]),
+    "files without a word": (["vit_1.pt", "vit_2.pt", "bert_1.pt", "bert_2.pt"], ["bert_*", "vit_*"]),
+    "other numbers": (["vit_l14_step_1.pt", "vit_l16_step_1.pt"], ["vit_l14_step_*", "vit_l16_step_*"]),
+    "rates": (["lr=0.1-step=1.ckpt", "lr=0.2-step=2.ckpt"], ["lr=0.1-step=*", "lr=0.2-step=*"]),
+    "releases": (["llama-3.1_step_1.pt", "llama-3.2_step_2.pt"], ["llama-3.1_step_*", "llama-3.2_step_*"]),
+    "steps and epochs": (["step_500", "epoch_1"], ["epoch_*", "step_*"]),
+    "an optimizer": (["vit_1.pt", "optim_1.pt", "bert_2.pt", "optim_2.pt"], ["bert_*", "vit_*"]),
+    "optimizers": (["a_1.pt", "a_optim_1.pt", "b_1.pt", "b_optim_1.pt", "b_2.pt", "b_optim_2.pt"], ["a_*", "b_*"]),
+}
+
+
+@every("case", OF_SEVERAL)
+def test_steps_whose_names_differ_in_more_than_their_numbers_are_of_several_runs(case: str, tmp_path: Path) -> None:
+    names, series = OF_SEVERAL[case]
+    place = saved(tmp_path / "mixed", *names)
+    with pytest.raises(UsageError, match="has the steps of several runs") as raised:
+        run_at(Location(str(place)))
+    assert f"{', '.join(series)}." in raised.value.message
+    assert f"'{place}/{series[0]}'" in raised.value.hint
+    for name in series:
+        start = name.partition("*")[0]
+        assert names_of(place / name) == [step for step in names if step.startswith(start) and "optim" not in step]
+
+
+# Names of the steps of one run that differ in more than one number.
+OF_ONE = {
+    "measured": ["epoch=1-val_loss=0.25.ckpt", "epoch=2-val_loss=0.125.ckpt", "epoch=2-val_loss=0.125-v1.ckpt"],
+    "a step in an epoch": ["epoch=0-step=9.ckpt", "epoch=1-step=19.ckpt"],
+    "a fixed width": ["model099000.pt", "model100000.pt"],
+    "the average of some": ["model_1.pt", "ema_1.pt", "optim_1.pt", "model_2.pt", "optim_2.pt"],
+    "unfinished": ["step_1", "step_2", "tmp_step_3"],
+}
+
+
+@every("case", OF_ONE)
+def test_the_steps_of_one_run_may_differ_in_more_than_their_numbers(case: str, tmp_path: Path) -> None:
+    run = run_at(Location(str(saved(tmp_path, *OF_ONE[case]))))
+    steps = [*run.steps, *(other.step for other in run.beside)]
+    assert {name for step in steps for name in step.names} == {*OF_ONE[case]}
+
+
+@every("names", [("llama-7b.pt", "llama-13b.pt"), ("resnet18.pt", "resnet50.pt"), ("m_v1.pt", "m_v2.pt"), ("1b", "2b")])
+def test_a_number_beside_a_letter_is_no_step(names: tuple[str, ...], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="has no steps"):
+        run_at(Location(str(saved(tmp_path, *names))))
+
+
+def test_what_names_a_step_of_another_run_is_not_said_to_name_none(tmp_path: Path) -> None:
+    place = saved(tmp_path, "a_step_1", "a_step_2", "b_step_1", "b_step_2")
+    (place / "latest").write_text("b_step_1")
+    (place / "best").symlink_to("b_step_2")
+    assert run_at(Location(str(place / "a_step_*"))).naming == {}
+    assert run_at(Location(str(place / "b_step_*"))).naming == {"latest": "b_step_1", "best": "b_step_2"}
+    with pytest.raises(UsageError, match=r"has no step whose name is like c\*\."):
+        run_at(Location(str(place / "c*")))
 
 
 def test_a_run_is_one_also_where_a_step_has_steps_in_it(tmp_path: Path) -> None:

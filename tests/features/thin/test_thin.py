@@ -219,6 +219,19 @@ def test_steps_of_files_go_with_all_of_their_files_and_nothing_less_of_them_is_k
     assert names(tmp_path) == {"model_3.pt", "optim_3.pt"}
 
 
+def test_nothing_goes_of_a_directory_with_several_runs_and_what_has_no_steps_number_is_none(tmp_path: Path) -> None:
+    runs = {"vit_epoch_": (1, 2, 3), "resnet_epoch_": (11, 12, 13), "llama-": ("7b", "13b")}
+    for start, numbers in runs.items():
+        for number in numbers:
+            torch.save(state_of(1), tmp_path / f"{start}{number}.pt")
+    before = files(tmp_path)
+    refused = thin(tmp_path, "--keep-last", 2, "--yes")
+    refused.refused(2, f"{tmp_path} has the steps of several runs: resnet_epoch_*, vit_epoch_*.")
+    assert files(tmp_path) == before
+    done(thin(tmp_path / "vit_epoch_*", "--keep-last", 2, "--yes"))
+    assert names(tmp_path) == {*before} - {"vit_epoch_1.pt"}
+
+
 @FAR
 def test_a_run_on_a_store_is_planned_and_not_thinned(run: Path) -> None:
     place = in_memory()
