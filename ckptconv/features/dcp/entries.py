@@ -73,6 +73,11 @@ class Entries:
                     f"at byte {place.offset}: the file was cut short, or belongs to another save."
                 )
 
+    def cut_short(self) -> set[str]:
+        """Return the paths of files that were read, and lack bytes of other entries."""
+        read = ((place, self.files.get(place.name)) for place in self.described.places())
+        return {file.path for place, file in read if file and place.offset + place.length > file.size}
+
     def _look(self, name: str) -> File | None:
         entry = self.place.join(*name.split("/")).entry
         return entry.file if entry.kind == "file" else None

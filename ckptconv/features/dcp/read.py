@@ -33,8 +33,7 @@ from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
 from ckptconv.text import some
 
-# Names listed in a message, at most.
-_SHOWN = 5
+_CUT_SHORT = "was cut short, or is another save's: it lacks bytes of what the metadata describes and nobody asked for."
 
 
 # ---------------------------------------------------------------------------------------------------------- reading
@@ -91,6 +90,7 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
         checkpoint.warnings.clear()
     if optimizer and not wanted.states:
         notes.append(f"{NOT_CONVERTED}{optimizer.directory}{STATES_ARE_CONVERTED}.")
+    cut = [f"{path} {_CUT_SHORT}" for opened in read for path in sorted(opened.entries.cut_short())]
     return Source(
         format=extra.format if extra else checkpoint.format,
         family=FAMILY,
@@ -101,7 +101,7 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
         of_states=StateFacts(states_error, inputs=state_inputs),
         trees=trees,
         notes=[*([place.note] if place.note else []), *notes],
-        warnings=[*checkpoint.warnings, *warnings, *(text for further in read[1:] for text in further.warnings)],
+        warnings=[*checkpoint.warnings, *warnings, *(text for further in read[1:] for text in further.warnings), *cut],
         facts={**_facts(path, checkpoint), **dialects.facts(extra.common if extra else checkpoint.values)},
         files=FileFacts.of_all(opened.files for opened in read),
         inputs=inputs,

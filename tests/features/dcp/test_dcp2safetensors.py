@@ -201,6 +201,23 @@ def test_what_is_left_out_is_said(tmp_path: Path) -> None:
     assert "'buf' (1 tensor), 'rep' (1 tensor)" in run.err
 
 
+def test_weights_of_a_file_that_is_cut_short_behind_them_are_converted_with_a_warning(tmp_path: Path) -> None:
+    state = {"model": {"weight": torch.ones(50, 50)}, "optimizer": {"exp_avg": torch.ones(50, 50)}}
+    place, output = tmp_path / "step", tmp_path / "out.safetensors"
+    dist_checkpoint.save(state, checkpoint_id=place)
+    (file,) = place.glob("*.distcp")
+    whole = done(ckptconv_here("convert", place, output))
+    assert "cut short" not in whole.err
+    with file.open("r+b") as cut:
+        cut.truncate(file.stat().st_size - 1000)
+    found = done(ckptconv_here("convert", place, output, "--overwrite"))
+    assert torch.equal(load_file(output)["weight"], state["model"]["weight"])
+    assert f"{file} was cut short, or is another save's: it lacks bytes" in found.err
+    with file.open("r+b") as cut:
+        cut.truncate(1000)
+    ckptconv_here("convert", place, output, "--overwrite").refused(4, "the file was cut short")
+
+
 def test_tensors_inside_a_value_are_warned_of_and_can_be_named(tmp_path: Path) -> None:
     output = tmp_path / "model.safetensors"
     run = converted(checkpoint_of("noflatten_nodist"), output)
