@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ckptconv.errors import UsageError
 from ckptconv.options.registered import missing
-from ckptconv.text import brief, count_of, parse_count, parse_path, parse_size, some
+from ckptconv.text import brief, count_of, parse_count, parse_path, parse_size
 
 # The default memory for buffers. If a file is remote, requests are large, and several run at once; if tensors are
 # transposed, the longer the runs that are read and written, the fewer they are.
@@ -179,7 +179,7 @@ def _not_among(value: Any, called: str, choices: tuple[str, ...], words: Mapping
     close = exact or [name for name in choices if text and name.startswith(text)] or like
     meant = [name for name in close if name in choices]
     return UsageError(
-        f"{called} is {brief(value)}; it may be {some(choices[:-1], len(choices), str)} or {choices[-1]}.",
+        f"{called} is {brief(value)}; it may be {', '.join(choices[:-1])}{' or ' * (len(choices) > 1)}{choices[-1]}.",
         f"Did you mean {' or '.join(meant)}?" if meant else elsewhere(text),
     )
 

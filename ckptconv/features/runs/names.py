@@ -30,8 +30,9 @@ _UNFINISHED = re.compile(r"\.?(?:tmp|temp)[-_.].*|.*[-_.](?:tmp|temp|part|partia
 _OF_STEP = re.compile(r"(?:\w*[-_])?(?:global_step|step|iter|checkpoint|ckpt|epoch)[-_=]?\d+")
 # Names of files of a trainer's own state without a word for it.
 _OF_TRAINER = re.compile(r"(?:training_args|train(?:er)?_state|(?:grad_)?scaler|random_states)(?![a-z]).*")
-# Ends of the names of files that are checkpoints.
-SUFFIXES = (*TORCH_SUFFIXES, SUFFIX)
+# Ends of the names of files that are checkpoints, and before them of those of torch.
+TORCH = (*TORCH_SUFFIXES, ".pth.tar", ".pt.tar")
+SUFFIXES = (*TORCH, SUFFIX)
 
 
 def number_of(name: str) -> int | None:

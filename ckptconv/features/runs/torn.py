@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 
+from ckptconv.features.runs.names import TORCH
 from ckptconv.features.runs.registered import EXTENTS
 from ckptconv.features.runs.step import Step
 from ckptconv.formats import safetensors
 from ckptconv.formats.model_files import MAX_HEADER, SUFFIX
-from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.storage import LOCAL_SIGNATURE
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote
@@ -19,7 +19,7 @@ from ckptconv.storage.zip_directory import TAIL, ends_there, find_end
 
 # Suffixes of files that are looked at, beside descriptions; and the most bytes of a JSON file that are parsed.
 _TEXT, _MOST_JSON = ".json", 64 << 20
-_LOOKED_AT = (*TORCH_SUFFIXES, ".pkl", ".pickle", SUFFIX, _TEXT)
+_LOOKED_AT = (*TORCH, ".pkl", ".pickle", SUFFIX, _TEXT)
 
 
 def torn_file(step: Step, in_full: bool) -> str:
@@ -54,7 +54,7 @@ def _torn(place: Location, name: str, size: int) -> str:
                 if ends_there(tail, find_end(tail)):
                     return ""
             return "is a zip archive without its end"
-        if name in EXTENTS or (head[:1] == b"\x80" and not name.endswith(TORCH_SUFFIXES)):
+        if name in EXTENTS or (head[:1] == b"\x80" and not name.endswith(TORCH)):
             return "" if reader.read_at(size - 1, 1) == b"." else "is a pickle without its end"
         return "" if head.strip(b"\0") else "begins with zeros only"
 

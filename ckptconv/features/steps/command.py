@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -91,9 +91,7 @@ def _lines(run: RunSummary) -> Iterator[str]:
         (
             step.name,
             "" if step.time is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(step.time)),
-            format_size(step.weights_bytes),
-            format_size(step.optimizer_bytes),
-            format_size(step.rest_bytes),
+            *_sizes(step),
             step.format or "-",
             ", ".join(_said(step)),
         )
@@ -103,6 +101,13 @@ def _lines(run: RunSummary) -> Iterator[str]:
     if run.beside:
         yield f"not counted as steps: {listed(run.beside)}"
     yield f"last good: {run.last_good or 'none'}"
+
+
+def _sizes(step: StepSummary) -> Sequence[str]:
+    """Return the sizes of the weights, of the optimizer and of the rest; they are not known of a step that could not be
+    opened."""
+    sizes = (step.weights_bytes, step.optimizer_bytes, step.rest_bytes)
+    return [format_size(size) if step.format else "?" for size in sizes]
 
 
 def _said(step: StepSummary) -> Iterator[str]:

@@ -22,10 +22,12 @@ _STEPS = ("step", "global_step", "iteration", "iter", "epoch")
 _MOST = 256 << 20
 
 
-def best_of(place: Location, metric: str, highest: bool, count: int, among: Container[int | None]) -> list[int]:
-    """Return the numbers of the `count` best steps `among` those that there are, by the file at `place`, the best
-    first. Of equal ones, the later one is better. Raise UsageError if it has no such metric, CorruptError if it cannot
-    be read."""
+def best_of(
+    place: Location, metric: str, highest: bool, count: int, among: Container[int | None]
+) -> tuple[str, dict[int, float]]:
+    """Return the metric that is compared, and its value for each of the `count` best steps `among` those that there
+    are, by number, by the file at `place`, the best first. Of equal ones, the later one is better. Raise UsageError if
+    it has no such metric, CorruptError if it cannot be read."""
     rows = list(_rows(place, place.read_text(_MOST)))
     known = dict.fromkeys(name for row in rows for name in row)
     chosen = metric or next((name for name in USUAL if name in known), "")
@@ -40,7 +42,7 @@ def best_of(place: Location, metric: str, highest: bool, count: int, among: Cont
         raise UsageError(f"{place} has no {what}.", f"It has {some(list(known), 8, str)}: name one with --metric.")
     there = [step for step in found if step in among]
     ranked = sorted(there, key=lambda step: (-found[step] if highest else found[step], -step))
-    return ranked[:count]
+    return chosen, {step: found[step] for step in ranked[:count]}
 
 
 def _rows(place: Location, text: str) -> Iterator[Mapping[str, Any]]:

@@ -12,18 +12,22 @@ from ckptconv.options.option import Option, options_in
 from ckptconv.options.table import COMMAND
 from ckptconv.text import brief
 
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400, "": 1}
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _MOST = 1_000_000_000
 
 
 def parse_time(value: Any, called: str) -> int:
-    """Return the seconds that `value`, such as 90, 10m, 2h or 7d, says. Raise UsageError, naming `called`, if none."""
+    """Return the seconds that `value`, such as 90s, 10m, 2h or 7d, says, or a number of them. Raise UsageError, naming
+    `called`, if none, and for a text without a unit, except 0."""
     match = re.fullmatch(r"(\d{1,9})([smhdw]?)", value) if isinstance(value, str) else None
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST:
         return value
     if match is None:
         raise UsageError(f"{called} {brief(value)} is no time.", "Times are written as 90s, 10m, 2h, 7d or 4w.")
-    return int(match[1]) * _SECONDS[match[2]]
+    if not match[2] and int(match[1]):
+        hint = f"Write {value}h or {value}d if you mean that, and {value}s if you mean seconds."
+        raise UsageError(f"{called} {value} has no unit.", hint)
+    return int(match[1]) * _SECONDS[match[2] or "s"]
 
 
 SECONDS = ValueKind(parse_time, stored=int, accepts="int | str")
@@ -34,7 +38,7 @@ class _Thin:
     """Options that only `thin` has. A step stays if any of them keeps it."""
 
     keep_last = Option(_COUNT, "Keep the last N good steps.", metavar="N", group=TAKE, common=True)
-    keep_every = Option(_COUNT, "Keep steps whose number N divides.", metavar="N", group=TAKE, common=True)
+    keep_every = Option(_COUNT, "Keep steps whose number is a multiple of N.", metavar="N", group=TAKE, common=True)
     keep_best = Option(
         PATH,
         "Keep the best step by FILE, which has metrics of steps: JSON lines, CSV, or trainer_state.json.",

@@ -135,12 +135,17 @@ def _base_of(lesser: Planned, steps: Sequence[Planned]) -> Judged:
 
 def policy_of(options: Mapping[str, Any], every: Sequence[Judged], stores: Mapping[str, Any]) -> Policy:
     """Return the policy that options say. Raise UsageError if there is none, or if it names a step that is missing."""
-    best: frozenset[str] = frozenset()
+    best: dict[str, str] = {}
     if options["keep_best"]:
         good = {known.step.number for known in every if known.is_good} - {None}
         metrics = Location(normalize(options["keep_best"]), dict(stores))
-        numbers = best_of(metrics, options["metric"], options["highest"], options["best"], good)
-        best = frozenset(known.step.name for known in every if known.step.number in numbers)
+        metric, values = best_of(metrics, options["metric"], options["highest"], options["best"], good)
+        order = "the highest" if options["highest"] else "the lowest; --highest for the other way"
+        best = {
+            known.step.name: f"best ({metric} {values[known.step.number]:.6g}, {order})"
+            for known in every
+            if known.step.number in values
+        }
     policy = Policy(
         options["keep_last"] or 0,
         options["keep_every"] or 0,

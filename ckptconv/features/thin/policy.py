@@ -23,13 +23,14 @@ class Candidate(NamedTuple):
 
 
 class Policy(NamedTuple):
-    """What is kept: the `last` good steps; those whose number `every` divides; the `best` steps; those that are at most
+    """What is kept: the `last` good steps; those whose number `every` divides; the `best` steps, each with what
+    is said of it; those that are at most
     `within` seconds older than the newest; and the last of each of so many hours, days and so on, by `periods`.
     """
 
     last: int = 0
     every: int = 0
-    best: frozenset[str] = frozenset()
+    best: Mapping[str, str] = {}
     within: int | None = None
     periods: Mapping[str, int] = {}
     names: frozenset[str] = frozenset()
@@ -75,7 +76,7 @@ def _kept(good: Sequence[Candidate], policy: Policy) -> Iterator[tuple[str, str]
         if policy.every and step.number is not None and step.number % policy.every == 0:
             yield step.name, "every"
         if step.name in policy.best:
-            yield step.name, "best"
+            yield step.name, policy.best[step.name]
         if step.name in policy.names or (step.number is not None and str(step.number) in policy.names):
             yield step.name, "named"
         if step.time is None or newest is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -230,6 +231,22 @@ def test_files_named_by_step_are_steps_with_their_optimizers(tmp_path: Path) -> 
     assert steps(tmp_path, "--last").out == f"{tmp_path}/model_100.pt\n"
     os.truncate(tmp_path / "model_200.pt", 500)
     assert steps(tmp_path, "--last").out == f"{tmp_path}/model_100.pt\n"
+
+
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_files_of_torch_that_are_called_tar_are_steps(is_zip: bool, tmp_path: Path) -> None:
+    for name in ("checkpoint-1", "checkpoint-2", "last", "model_best"):
+        state = {"state_dict": state_of(1), "epoch": 1}
+        torch.save(state, tmp_path / f"{name}.pth.tar", _use_new_zipfile_serialization=is_zip)
+    assert done(steps(tmp_path, "--last")).out == f"{tmp_path}/checkpoint-2.pth.tar\n"
+    os.truncate(tmp_path / "checkpoint-2.pth.tar", 90)
+    assert steps(tmp_path, "--last").out == f"{tmp_path}/checkpoint-1.pth.tar\n"
+
+
+def test_sizes_of_a_step_that_could_not_be_opened_are_not_told(tmp_path: Path) -> None:
+    run = SAVERS["torch"].run(tmp_path / "run", 1, 2)
+    os.truncate(run / "step_2" / "model.pt", 90)
+    assert re.search(r"^step_2  \S+ \S+ +\? +\? +\?  -  ", steps(run).out, re.MULTILINE)
 
 
 def test_steps_in_a_folder_of_checkpoints_and_of_lightning_are_found(tmp_path: Path) -> None:

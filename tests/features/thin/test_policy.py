@@ -33,7 +33,7 @@ def policy_of(told: dict[str, Any]) -> Policy:
     return Policy(
         told.get("last", 0),
         told.get("every", 0),
-        frozenset(told.get("best", ())),
+        dict.fromkeys(told.get("best", ()), "best"),
         told.get("within"),
         {period: told[period] for period in PERIODS if told.get(period)},
         frozenset(told.get("names", ())),
@@ -105,10 +105,14 @@ def test_the_best_steps_are_those_of_the_lowest_metric_or_the_highest(name: str,
     path = tmp_path / name
     path.write_text(METRICS[name])
     place = Location(str(path))
-    assert best_of(place, "", False, 1, {1, 2, 3}) == [2]
-    assert best_of(place, "", False, 2, {1, 2, 3}) == [2, 3]
-    assert best_of(place, "", True, 1, {1, 2, 3}) == [1]
-    assert best_of(place, "", False, 1, {1, 3}) == [3], "a step that is not there is not the best one"
+
+    def best(*options: Any) -> list[int]:
+        return [*best_of(place, "", *options)[1]]
+
+    assert best(False, 1, {1, 2, 3}) == [2]
+    assert best(False, 2, {1, 2, 3}) == [2, 3]
+    assert best(True, 1, {1, 2, 3}) == [1]
+    assert best(False, 1, {1, 3}) == [3], "a step that is not there is not the best one"
 
 
 def test_metrics_that_are_not_there_or_no_numbers_are_refused(tmp_path: Path) -> None:
@@ -116,7 +120,7 @@ def test_metrics_that_are_not_there_or_no_numbers_are_refused(tmp_path: Path) ->
     path.write_text('{"step": 1, "eval_loss": "nan"}\n{"step": 2, "other": 1}\n')
     with pytest.raises(UsageError, match="has no eval_loss"):
         best_of(Location(str(path)), "", False, 1, {1, 2})
-    assert best_of(Location(str(path)), "other", False, 1, {1, 2}) == [2]
+    assert best_of(Location(str(path)), "other", False, 1, {1, 2}) == ("other", {2: 1.0})
     path.write_text('{"step": 1, "eval_loss": 1}\nwhat\n')
     with pytest.raises(CorruptError, match="line 2 is no JSON"):
         best_of(Location(str(path)), "", False, 1, {1})

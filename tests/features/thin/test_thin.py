@@ -108,6 +108,10 @@ def test_with_yes_it_is_done_and_what_stays_is_untouched(run: Path) -> None:
 def test_the_best_step_stays(run: Path, tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.jsonl"
     metrics.write_text("".join(json.dumps({"step": s, "eval_loss": abs(s - 200)}) + "\n" for s in (100, 200, 300)))
+    line = done(thin(run, "--keep-best", metrics)).out.splitlines()[1]
+    assert line.endswith("best (eval_loss 0, the lowest; --highest for the other way)")
+    line = done(thin(run, "--keep-best", metrics, "--highest")).out.splitlines()[2]
+    assert line.endswith("best (eval_loss 100, the highest)")
     done(thin(run, "--keep-best", metrics, "--yes"))
     assert names(run) == {"checkpoint-200", "checkpoint-400"}
 
@@ -201,6 +205,9 @@ def test_a_policy_that_keeps_nothing_and_words_that_make_no_sense_are_refused(ru
     thin(run, "--keep-step", "50").refused(2, "there is no such step")
     thin(run, "--keep-last", 1, "--metric", "loss").refused(2, "--keep-best")
     thin(run, "--keep-last", 1, age="soon").refused(2, "is no time")
+    thin(run, "--keep-last", 1, age="1").refused(2, "--age 1 has no unit. Write 1h or 1d if you mean that, and 1s if")
+    thin(run, "--keep-within", "7").refused(2, "--keep-within 7 has no unit.")
+    thin(run, "--drop", "weights").refused(2, "--drop is 'weights'; it may be optimizer.")
     thin(run, "--keep-last", 0).refused(2, "is not a number from 1")
     thin(tmp_path / "none", "--keep-last", 1).refused(2, "does not exist")
     assert len(names(run)) == 4
