@@ -33,7 +33,7 @@ from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
 from ckptconv.text import some
 
-_CUT_SHORT = "was cut short, or is another save's: it lacks bytes of what the metadata describes and nobody asked for."
+_CUT_SHORT = "was cut short, or is another save's: it lacks bytes that the metadata describes, of tensors not converted here."
 
 
 # ---------------------------------------------------------------------------------------------------------- reading
