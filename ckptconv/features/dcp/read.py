@@ -33,7 +33,7 @@ from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
 from ckptconv.text import some
 
-_CUT_SHORT = "was cut short, or is another save's: it lacks bytes that the metadata describes, of tensors not converted here."
+_CUT_SHORT = "was cut short, or is another save's: it lacks bytes of entries that are not converted here."
 
 
 # ---------------------------------------------------------------------------------------------------------- reading
