@@ -20,6 +20,7 @@ from processes import prepared
 from safetensors.torch import save_file
 
 from ckptconv.cli.commands import app
+from ckptconv.formats.registered import PIPES
 from ckptconv.options.registered import missing
 
 ROOT = Path(__file__).parents[1]
@@ -54,6 +55,7 @@ _STEPS = {_INPUTS[steps[0].parents[2].name]: steps[0] for steps in of_features("
 _ABSENT = [rf"\b{name}\b" for name in _INPUTS.values() if name not in _STEPS]
 # The optimizer's states in another one are numbered.
 _ABSENT += [r"--states train\.pt\b", r"\btrain\.pt \S+ --to universal\b"] if missing("order") else []
+_ABSENT += [] if PIPES else [r"\| ckptconv \S+ - "]
 
 
 def examples(language: str) -> list[tuple[str, str, str]]:

@@ -22,7 +22,7 @@ from ckptconv.storage.records import Records
 TAR, STREAM = "tar archive", "stream"
 _WRITTEN = {TAR: "before 0.1.10", STREAM: "before 1.6, or with _use_new_zipfile_serialization=False"}
 # The module that reads each of them: `read` returns what is in one.
-CONTAINERS = {
+CONTAINERS: dict[str, str] = {
     TAR: "ckptconv.features.tar.read",
     STREAM: "ckptconv.features.torch_stream.read",
 }

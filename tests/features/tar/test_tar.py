@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import ckptconv_forked
 from compare import bits, evaluate, numbers, same
 from containers import ContainerSuite, refusal
 from effort import TIMES, every
@@ -212,10 +211,3 @@ def test_it_is_said_what_is_read_in_two_ways(tmp_path: Path) -> None:
         path = tmp_path / name
         path.write_bytes(cases[name].make(""))
         assert reason in refusal(path), name
-
-
-def test_a_file_in_an_archive_from_standard_input_is_not_offered(tmp_path: Path) -> None:
-    archive = pack({"model.pt": b"x"}, tmp_path / "other.tar")
-    with archive.open("rb") as file:
-        run = ckptconv_forked("convert", "-", tmp_path / "out.safetensors", stdin=file)
-    run.refused(5, "<stdin> is a tar archive", "save it as a file, of which one member can be named: tar://NAME::FILE")
