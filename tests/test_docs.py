@@ -21,7 +21,9 @@ from safetensors.torch import save_file
 
 from ckptconv.cli.commands import app
 from ckptconv.formats.registered import PIPES
+from ckptconv.formats.safetensors import UNFLATTENING
 from ckptconv.options.registered import missing
+from ckptconv.process import of_feature
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -55,6 +57,10 @@ _STEPS = {_INPUTS[steps[0].parents[2].name]: steps[0] for steps in of_features("
 _ABSENT = [rf"\b{name}\b" for name in _INPUTS.values() if name not in _STEPS]
 # The optimizer's states in another one are numbered.
 _ABSENT += [r"--states train\.pt\b", r"\btrain\.pt \S+ --to universal\b"] if missing("order") else []
+# A file with a structure record cannot be read where the feature that reads the record is missing.
+_ABSENT += (
+    [] if of_feature(UNFLATTENING, "decoder") else [r"\bckptconv (?:convert|diff model\.pt) model\.safetensors\b"]
+)
 _ABSENT += [] if PIPES else [r"\| ckptconv \S+ - "]
 
 

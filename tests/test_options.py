@@ -433,11 +433,9 @@ def test_a_name_like_no_other_is_told_where_the_names_are() -> None:
 
 def test_a_name_of_another_program_is_met_with_advice() -> None:
     for call, name, advice in (
-        ("open", "step", "Give the directory of the step; of a DeepSpeed run, tag TAG names it."),
         ("convert", "torch_dtype", "Use dtype, such as dtype bf16."),
         ("convert", "num_workers", "Use jobs N."),
-        # Advice that names what the call does not have is none.
-        ("open", "num_workers", "Options have the names of the command line, with underscores."),
+        *itertools.chain(*of_features("ADVISED")),
     ):
         with pytest.raises(UsageError) as caught:
             CALLS[call](**{name: 1})

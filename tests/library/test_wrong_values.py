@@ -64,8 +64,6 @@ OTHERS: dict[str, tuple[Callable[[Any], object], Any, str]] = {
         "x",
         "before_commit 'x' is not a function",
     ),
-    "flat": (lambda value: ckptconv.unflatten(value, None), "text", "takes a mapping and text, not 'text' and None"),
-    "structure": (lambda value: ckptconv.unflatten({}, value), 5, "takes a mapping and text, not dict and 5"),
     **{name: case for cases in of_features("OTHER_VALUES") for name, case in cases.items()},
 }
 

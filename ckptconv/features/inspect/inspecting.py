@@ -66,7 +66,7 @@ def inspect(
         >>> summary.format, summary.bytes, summary.not_finite
         ('torch zip archive', 60, [])
         >>> [(tensor.name, tensor.dtype, tensor.shape, tensor.stats.mean) for tensor in summary.tensors]
-        [('weight', 'float32', (3, 4), 1.0), ('bias', 'float32', (3,), 0.0)]
+        [('bias', 'float32', (3,), 0.0), ('weight', 'float32', (3, 4), 1.0)]
     """
     settings = filled(INSPECTING, options)
     stats, as_, max_shard_size = (settings.pop(name) for name in ("stats", "as_", "max_shard_size"))

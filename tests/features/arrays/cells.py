@@ -56,6 +56,12 @@ MISSPELT = [
     ("load_state_dict", "keys", "key"),
     ("open", "framwork", "framework"),
 ]
+# Options of other programs, and the advice.
+ADVISED = [
+    ("open", "step", "Give the directory of the step; of a DeepSpeed run, tag TAG names it."),
+    # Advice that names what the call does not have is none.
+    ("open", "num_workers", "Options have the names of the command line, with underscores."),
+]
 WRONG_VALUES: list[tuple[str, str, Any]] = [
     ("open", "inert", 1),
     ("open", "exclude_frozen", "yes"),

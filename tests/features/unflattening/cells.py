@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import ckptconv
+
 from . import attacks
 
+# What a call does with a value in the place of another one, and what it says.
+OTHER_VALUES: dict[str, tuple[Callable[[Any], object], Any, str]] = {
+    "flat": (lambda value: ckptconv.unflatten(value, None), "text", "takes a mapping and text, not 'text' and None"),
+    "structure": (lambda value: ckptconv.unflatten({}, value), 5, "takes a mapping and text, not dict and 5"),
+}
 ATTACKS = [*attacks.FILES.values(), *attacks.SETS]
