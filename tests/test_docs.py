@@ -20,10 +20,8 @@ from processes import prepared
 from safetensors.torch import save_file
 
 from ckptconv.cli.commands import app
-from ckptconv.formats.registered import PIPES
-from ckptconv.formats.safetensors import UNFLATTENING
 from ckptconv.options.registered import missing
-from ckptconv.process import of_feature
+from ckptconv.process import has_feature
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -58,10 +56,8 @@ _ABSENT = [rf"\b{name}\b" for name in _INPUTS.values() if name not in _STEPS]
 # The optimizer's states in another one are numbered.
 _ABSENT += [r"--states train\.pt\b", r"\btrain\.pt \S+ --to universal\b"] if missing("order") else []
 # A file with a structure record cannot be read where the feature that reads the record is missing.
-_ABSENT += (
-    [] if of_feature(UNFLATTENING, "decoder") else [r"\bckptconv (?:convert|diff model\.pt) model\.safetensors\b"]
-)
-_ABSENT += [] if PIPES else [r"\| ckptconv \S+ - "]
+_ABSENT += [] if has_feature("unflattening") else [r"\bckptconv (?:convert|diff model\.pt) model\.safetensors\b"]
+_ABSENT += [] if has_feature("pipes") else [r"\| ckptconv \S+ - "]
 
 
 def examples(language: str) -> list[tuple[str, str, str]]:

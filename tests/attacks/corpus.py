@@ -529,10 +529,6 @@ scanned(UNSAFE, "plain_after", "a pickle without an archive, with bytes after it
         lambda canary: evil(canary) + bytes(1000) + evil(canary), live=True)  # fmt: skip
 scanned(UNSUPPORTED, "plain_second", "a plain pickle that does nothing, and one that does",
         lambda canary: pickled(mapped(text("a"), NONE)) + evil(canary))  # fmt: skip
-scanned(UNSUPPORTED, "seven_zip", "a 7z archive", lambda canary: b"7z\xbc\xaf\x27\x1c\0\4" + evil(canary))
-scanned(UNSUPPORTED, "npy_objects", "an array of objects, which is a pickle",
-        lambda canary: b"\x93NUMPY\1\0v\0" + b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }".ljust(117)
-        + b"\n" + evil(canary))  # fmt: skip
 scanned(UNSUPPORTED, "keras", "an archive of Keras with a Lambda layer", lambda canary: zipped(
     [Member("config.json", b'{"class_name":"Lambda"}'), Member("model.weights.h5", b"\x89HDF\r\n\x1a\n")]
 ))  # fmt: skip
