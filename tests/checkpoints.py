@@ -24,26 +24,35 @@ from safetensors.torch import load_file
 
 from ckptconv.cli import commands
 from ckptconv.cli import main as main_
+from ckptconv.process import has_feature
 
 TESTS = Path(__file__).parent
 DATA = TESTS / "data"
 
 
 class OfFeature:
-    """The checkpoints among the tests of a feature. In a copy without it, a test that takes one is skipped."""
+    """The checkpoints among the tests of a feature. In a copy without it, a test that takes one is skipped.
 
-    def __init__(self, feature: str) -> None:
-        self._feature, self._place = feature, TESTS / "features" / feature / "data"
+    `needs` has the names of those that another feature reads too, with its name: without it, they are not listed.
+    """
+
+    def __init__(self, feature: str, needs: Mapping[str, str]) -> None:
+        self._feature, self._place, self._needs = feature, TESTS / "features" / feature / "data", needs
+
+    def _with(self, file: str) -> list[str]:
+        """The names of those that have `file`, and are read here."""
+        names = sorted(path.parent.name for path in self._place.glob(f"*/{file}"))
+        return [name for name in names if name not in self._needs or has_feature(self._needs[name])]
 
     @property
     def names(self) -> list[str]:
         """The names of all; none without the feature."""
-        return sorted(path.parent.name for path in self._place.glob("*/checkpoint"))
+        return self._with("checkpoint")
 
     @property
     def cases(self) -> list[str]:
         """The names of those beside which the result of their own program is."""
-        return sorted(path.parent.name for path in self._place.glob("*/expected.safetensors"))
+        return self._with("expected.safetensors")
 
     def needed(self) -> None:
         """Skip the test if the feature is not here."""
@@ -55,7 +64,7 @@ class OfFeature:
         return self._place / name
 
 
-ZERO = OfFeature("deepspeed")
+ZERO = OfFeature("deepspeed", {"z3_bf16_legacyfmt_w2": "torch_stream"})
 COMMAND = commands.app.made()
 
 
