@@ -132,12 +132,6 @@ MUTANTS = [
         "tests/storage/test_strict_json.py",
     ),
     Mutant(
-        "storage/coalesce",
-        "offset > group[-1] + length + gap",
-        "offset > group[-1] + length",
-        "tests/engine/test_coalesce.py",
-    ),
-    Mutant(
         "pickles/machine",
         "pos += 1\n                        value = memo[index] if index < len(memo) else self.get(index)\n"
         "                        if value is HOLE:\n                            raise NotStoredError\n",

@@ -90,16 +90,6 @@ class Hooks(NamedTuple):
     verify: Verifier | None = None
 
 
-def last_path(output: Output) -> str:
-    """Return the path of the file that gets its final name last: once it exists, so do the others."""
-    from ckptconv.formats.model_directory import is_companion_name
-
-    names = [file.name for file in output.plan.files if output.target.is_tree or not is_companion_name(file.name)]
-    index = output.target.last
-    last = index if index in names else names[-1 if output.target.is_tree else 0]
-    return output.target.final(last)
-
-
 def staging_for(
     path: str,
     plan_id: str,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
-from ckptconv.storage.reading import DESCRIPTIONS, max_gap
-from ckptconv.tensors.moves import File, Runs
+from ckptconv.tensors.moves import Runs
 
 # A gap of up to `NEAR` bytes costs no more to read than another read; up to `BLOCK` bytes are read at once.
 NEAR, BLOCK = 4096, 1 << 18
@@ -38,16 +37,3 @@ def blocks(runs: Runs) -> Iterator[Runs]:
 def are_near(runs: Runs) -> bool:
     """Whether it is best to read several of `runs` at once."""
     return bool(runs.grid) and runs.grid[-1][1] - runs.length <= NEAR
-
-
-def coalesced(offsets: Iterable[int], length: int, file: File) -> Iterator[list[int]]:
-    """Group ascending offsets of items of `length` bytes in `file`; yield the groups to read at once."""
-    gap = max_gap(file)
-    group: list[int] = []
-    for offset in offsets:
-        if group and (offset > group[-1] + length + gap or offset + length > group[0] + DESCRIPTIONS):
-            yield group
-            group = []
-        group.append(offset)
-    if group:
-        yield group

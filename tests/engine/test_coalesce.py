@@ -14,9 +14,8 @@ from safetensors.torch import load_file
 
 from ckptconv import convert, verify
 from ckptconv.storage import files as storage
-from ckptconv.storage.coalesce import BLOCK, NEAR, are_near, blocks, coalesced
-from ckptconv.storage.reading import DESCRIPTIONS, MAX_GAP_LOCAL, MAX_GAP_REMOTE
-from ckptconv.tensors.moves import File, Runs
+from ckptconv.storage.coalesce import BLOCK, NEAR, are_near, blocks
+from ckptconv.tensors.moves import Runs
 
 GRIDS = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 9000)), max_size=3).map(tuple)
 
@@ -42,15 +41,6 @@ MADE: dict[str, Callable[[], torch.Tensor]] = {
     "a column": lambda: torch.arange(6_000_000).to(torch.uint8).view(2000, 3000)[:, 7],
     "columns": lambda: torch.arange(6_000_000).to(torch.uint8).view(2000, 3000)[:, 7:2000:9].mT,
 }
-
-
-@pytest.mark.parametrize(("path", "gap"), [("model.pt", MAX_GAP_LOCAL), ("s3://models/model.pt", MAX_GAP_REMOTE)])
-def test_descriptions_are_read_together_while_what_lies_between_costs_less_than_a_read(path: str, gap: int) -> None:
-    near, far = 30 + gap, 31 + gap
-    assert [*coalesced([0, near, near + far], 30, File(path, 1 << 30))] == [[0, near], [near + far]]
-    at_once = DESCRIPTIONS // 512
-    groups = [*coalesced(range(0, 3 * DESCRIPTIONS, 512), 512, File(path, 1 << 30))]
-    assert [len(group) for group in groups] == [at_once] * 3
 
 
 @pytest.mark.parametrize("made", MADE.values(), ids=MADE)

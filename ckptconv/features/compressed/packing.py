@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 
 from ckptconv.errors import damaged
+from ckptconv.features.compressed.crc32c import crc32c
 from ckptconv.features.compressed.unpacking import chunks_at, of_damage, zstandard_of
-from ckptconv.storage.crc import crc32c
 from ckptconv.storage.reading import Reader
 from ckptconv.tensors.moves import File, Packed
 

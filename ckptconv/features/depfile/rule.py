@@ -9,11 +9,11 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from ckptconv.errors import UsageError
+from ckptconv.formats.model_directory import is_companion_name
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.planning import Output
 from ckptconv.outputs.targets import named_inputs
-from ckptconv.publish.publish import last_path
 from ckptconv.publish.staging.local import LocalStaging
 from ckptconv.storage.paths import is_remote, normalize
 from ckptconv.storage.reading import Reader
@@ -56,7 +56,7 @@ def staged(
         read.extend([*named_inputs(source), *source.pointers])
     # make can check neither a pipe nor a remote file later.
     read = [os.path.normpath(name) for name in read if os.path.isfile(name)]
-    text = os.fsencode(rule([last_path(output) for output in outputs], read))
+    text = os.fsencode(rule([_last_path(output) for output in outputs], read))
     with LocalStaging(path, outputs[0].plan.plan_id, options.fsync) as staging:
         staging.made_as = "depfile"
         staging.seal(staging.put("", text))
@@ -110,3 +110,11 @@ def _wrapped(first: str, names: Sequence[str]) -> list[str]:
         else:
             lines[-1] += f" {name}"
     return lines
+
+
+def _last_path(output: Output) -> str:
+    """Return the path of the file that gets its final name last: once it exists, so do the others."""
+    names = [file.name for file in output.plan.files if output.target.is_tree or not is_companion_name(file.name)]
+    index = output.target.last
+    last = index if index in names else names[-1 if output.target.is_tree else 0]
+    return output.target.final(last)

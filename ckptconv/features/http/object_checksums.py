@@ -10,7 +10,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
-from ckptconv.storage.crc import crc32, crc32c, fastest_crc32c, reflected
+from ckptconv.features.compressed.crc32c import crc32c, fastest_crc32c, reflected
+from ckptconv.storage.crc import crc32
 
 # Longer objects are not checked with algorithms that run in Python itself, at some 10 MB a second.
 SLOW_MOST = 4 << 20

@@ -7,9 +7,9 @@ the body, the body, and the CRC-32C of all that. In a body, the fields of severa
 from __future__ import annotations
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError, damaged
+from ckptconv.features.compressed.crc32c import crc32c
 from ckptconv.features.compressed.packing import CRC32C_SIZE, FRAME, check_crc32c
 from ckptconv.features.compressed.unpacking import content_of
-from ckptconv.storage.crc import crc32c
 from ckptconv.storage.reading import InMemory
 from ckptconv.tensors.moves import File, Packed
 

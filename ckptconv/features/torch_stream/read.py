@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import array
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
@@ -25,8 +25,7 @@ from ckptconv.formats.torch.storages import Storage, StorageId, storage_id
 from ckptconv.pickles.machine import load
 from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.vocabulary import Limits, MalformedError, RefusedError, Vocabulary
-from ckptconv.storage.coalesce import coalesced
-from ckptconv.storage.reading import Reader
+from ckptconv.storage.reading import DESCRIPTIONS, Reader, max_gap
 from ckptconv.storage.records import Records
 from ckptconv.tensors.dtypes import DType
 from ckptconv.tensors.moves import File
@@ -257,3 +256,16 @@ def _counts(reader: Reader, storages: _Storages, pickles: Pickles) -> Iterator[t
         window = pickles.read_at(start, stop - start)
         for offset in offsets:
             yield offset, window[offset - start :][:width]
+
+
+def coalesced(offsets: Iterable[int], length: int, file: File) -> Iterator[list[int]]:
+    """Group ascending offsets of items of `length` bytes in `file`; yield the groups to read at once."""
+    gap = max_gap(file)
+    group: list[int] = []
+    for offset in offsets:
+        if group and (offset > group[-1] + length + gap or offset + length > group[0] + DESCRIPTIONS):
+            yield group
+            group = []
+        group.append(offset)
+    if group:
+        yield group

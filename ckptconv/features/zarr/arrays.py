@@ -9,13 +9,13 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError, damaged
+from ckptconv.features.compressed.crc32c import crc32c
 from ckptconv.features.compressed.packing import CRC32C, CRC32C_SIZE, FRAME, check_crc32c
 from ckptconv.features.compressed.unpacking import content_of
 from ckptconv.features.joining.chunks import ChunkTile, Shape, join
 from ckptconv.features.joining.values import Files, Store, Value
 from ckptconv.features.zarr import layouts
 from ckptconv.features.zarr.layouts import Layout
-from ckptconv.storage.crc import crc32c
 from ckptconv.storage.reading import InMemory
 from ckptconv.tensors.lazy import Convert, Inline, LazyTensor, Picked, Stored, Zeros
 from ckptconv.tensors.moves import File, Packed, Swap

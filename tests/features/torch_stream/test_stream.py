@@ -22,8 +22,11 @@ from torch import nn
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError
 from ckptconv.features.consecutive import pickles
+from ckptconv.features.torch_stream.read import coalesced
 from ckptconv.formats.torch.file import read_torch
 from ckptconv.pickles.nodes import Global
+from ckptconv.storage.reading import DESCRIPTIONS, MAX_GAP_LOCAL, MAX_GAP_REMOTE
+from ckptconv.tensors.moves import File
 
 MACHINE = {"protocol_version": 1001, "little_endian": True, "type_sizes": {"short": 2, "int": 4, "long": 4}}
 
@@ -322,3 +325,12 @@ def test_it_is_said_what_is_read_in_two_ways(tmp_path: Path) -> None:
     }.items():
         path.write_bytes(cases[file].make(""))
         assert reason in refusal(path)
+
+
+@pytest.mark.parametrize(("path", "gap"), [("model.pt", MAX_GAP_LOCAL), ("s3://models/model.pt", MAX_GAP_REMOTE)])
+def test_descriptions_are_read_together_while_what_lies_between_costs_less_than_a_read(path: str, gap: int) -> None:
+    near, far = 30 + gap, 31 + gap
+    assert [*coalesced([0, near, near + far], 30, File(path, 1 << 30))] == [[0, near], [near + far]]
+    at_once = DESCRIPTIONS // 512
+    groups = [*coalesced(range(0, 3 * DESCRIPTIONS, 512), 512, File(path, 1 << 30))]
+    assert [len(group) for group in groups] == [at_once] * 3
