@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ckptconv.errors import CorruptError
-from ckptconv.formats import nesting
+from ckptconv.features.joining import nesting
 from ckptconv.formats.source import MODEL_KEYS, NOT_CONVERTED, THEIR_STATES_ARE_CONVERTED
 from ckptconv.text import quoted
 

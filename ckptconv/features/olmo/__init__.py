@@ -6,3 +6,5 @@ In: the tensors of files by name, and a reader of them. Out: the tree from which
 from __future__ import annotations
 
 PAGES = ()
+# Features that this one builds on: without them, it is gone too.
+NEEDS = ("joining",)

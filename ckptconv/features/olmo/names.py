@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from ckptconv.errors import CorruptError, UnsafeError
-from ckptconv.formats.nesting import nest
+from ckptconv.features.joining.nesting import nest
 from ckptconv.formats.safetensors import TensorFiles
 from ckptconv.formats.torch.container import MAX_PICKLE
 from ckptconv.formats.torch.objects import vocabulary as objects_vocabulary

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.formats.nesting import nest
+from ckptconv.features.joining.nesting import nest
 from ckptconv.storage import strict_json
 from ckptconv.text import quoted
 
