@@ -90,12 +90,6 @@ MUTANTS = [
         "tests/tensors tests/verification/test_kernels.py",
     ),
     Mutant(
-        "storage/files",
-        "                index += at + count == len(data)",
-        "                index += 1",
-        "tests/storage/test_buffers.py",
-    ),
-    Mutant(
         "structure/encoder",
         "if leaf.group not in self.shared:",
         "if True:",

@@ -5,7 +5,6 @@ Local paths go straight to the operating system. Anything with a URL scheme goes
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import errno
 import os
@@ -39,9 +38,9 @@ MAX_BUFFERED = 1 << 20
 # --------------------------------------------------------------------------------------------------------- places
 
 
-# Open descriptors, and bytes in memory, by the name under which they are read in place of a path.
+# Open descriptors, and readers of bytes in memory, by the name under which they are read in place of a path.
 _held: dict[str, int] = {}
-_in_memory: dict[str, Buffers] = {}
+_in_memory: dict[str, Reader] = {}
 
 
 def hold(name: str, fd: int) -> None:
@@ -59,39 +58,8 @@ def held(name: str, fd: int) -> Iterator[None]:
         del _held[name]
 
 
-class Buffers:
-    """Buffers in memory, one after the other, as if they were one file of `size` bytes."""
-
-    def __init__(self, *buffers: memoryview) -> None:
-        self.buffers: list[memoryview] = []
-        self.size = 0
-        self._starts: list[int] = []
-        for data in buffers:
-            self.add(data)
-
-    def add(self, data: memoryview) -> int:
-        """Add bytes at the end, and return where they begin."""
-        start = self.size
-        self.buffers.append(data)
-        self._starts.append(start)
-        self.size += len(data)
-        return start
-
-    def fill(self, offset: int, buffers: Sequence[memoryview]) -> None:
-        """Fill `buffers`, one after the other, with the bytes from `offset` on."""
-        index = bisect.bisect_right(self._starts, offset) - 1
-        for buffer in buffers:
-            done = 0
-            while done < len(buffer):
-                data, at = self.buffers[index], offset - self._starts[index]
-                count = min(len(data) - at, len(buffer) - done)
-                buffer[done : done + count] = data[at : at + count]
-                done, offset = done + count, offset + count
-                index += at + count == len(data)
-
-
 @contextlib.contextmanager
-def holding(files: Mapping[str, Buffers]) -> Iterator[None]:
+def holding(files: Mapping[str, Reader]) -> Iterator[None]:
     """Make bytes in memory readable under their names, as if these were paths, while the block runs."""
     _in_memory.update(files)
     try:
@@ -122,7 +90,7 @@ def look(path: str, options: Options | None = None) -> Entry:
         entry: Entry = reached(path).look(path, options)
         return entry
     if path in _in_memory:
-        return Entry("file", File(path, _in_memory[path].size))
+        return Entry("file", _in_memory[path].file)
     try:
         status = os.stat(_held.get(path, path))
     except (FileNotFoundError, NotADirectoryError):
@@ -232,17 +200,6 @@ class LocalReader(DescriptorReader):
 
     def close(self) -> None:
         os.close(self._fd)
-
-
-class MemoryReader(Reader):
-    """Reads bytes in memory."""
-
-    def __init__(self, file: File) -> None:
-        self.file = file
-        self._data = _in_memory[file.path]
-
-    def fill(self, offset: int, buffers: Sequence[memoryview]) -> None:
-        self._data.fill(offset, buffers)
 
 
 class BufferedReader(Reader):
@@ -375,7 +332,7 @@ class Readers:
     def open(self, file: File) -> Reader:
         """Return a new reader of `file`."""
         if file.packed is None:
-            return MemoryReader(file) if file.path in _in_memory else _opened(file, self._options)
+            return _in_memory.get(file.path) or _opened(file, self._options)
         # `reading`, which opens files, does so in one thread at a time.
         if self._contents is None:
             self._contents = unpacking(file.path).Contents(self)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ckptconv.conversion import convert
 from ckptconv.errors import UNWRITTEN, UsageError, leaving
 from ckptconv.features.live_objects.tensors import bare
+from ckptconv.features.saving.buffers import Buffers
 from ckptconv.features.unflattening.decoder import unflatten
 from ckptconv.formats import model_files
 from ckptconv.formats.source import Source
@@ -21,7 +22,7 @@ from ckptconv.options.table import OPTIONS
 from ckptconv.outputs.selected import METADATA
 from ckptconv.process import no_garbage
 from ckptconv.result import Report
-from ckptconv.storage.files import Buffers, holding
+from ckptconv.storage.files import holding
 from ckptconv.storage.paths import normalize
 from ckptconv.structure import keymap, leaves
 from ckptconv.structure.record import RESERVED
@@ -123,7 +124,7 @@ class _Memory:
 
     def tensors(self, values: Mapping[str, Any]) -> dict[str, LazyTensor]:
         """Return lazy tensors of the elements of torch tensors; lazy ones as they are."""
-        storages = Buffers()
+        storages = Buffers(self._token)
         starts: dict[Hashable, int] = {}
         facts: dict[str, TensorFacts] = {}
         arrays: dict[str, Any] = {}
@@ -141,11 +142,10 @@ class _Memory:
                 self._kept.append(data)
         if storages.buffers:
             self.held[self._token] = storages
-        file = File(self._token, storages.size)
         for name, kind in facts.items():
             data, dtype = arrays[name], DTYPES[leaves.dtype_name(arrays[name])]
             start = starts[kind.storage, kind.storage_nbytes] + kind.storage_offset * dtype.itemsize
-            arrays[name] = Stored(file, start, dtype, tuple(data.shape), kind.strides)
+            arrays[name] = Stored(storages.file, start, dtype, tuple(data.shape), kind.strides)
         return arrays
 
     def without_arrays(self, state: Any) -> Any:
@@ -177,9 +177,9 @@ class _Memory:
         name = f"{self._token}/{len(self._arrays)}"
         file = self._arrays.get(id(array))
         if file is None:
-            self.held[name] = Buffers(memoryview(array.reshape(-1).view("u1")))
+            self.held[name] = Buffers(name, memoryview(array.reshape(-1).view("u1")))
             self._kept.append(array)
-            file = self._arrays[id(array)] = File(name, self.held[name].size)
+            file = self._arrays[id(array)] = self.held[name].file
         return Stored(file, 0, dtype, array.shape, contiguous_strides(array.shape))
 
     def inputs(self) -> dict[str, Hashable]:
