@@ -11,7 +11,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ckptconv.errors import UNWRITTEN, UsageError, leaving
-from ckptconv.formats.alone import kept_apart
 from ckptconv.formats.opening import all_opened, fitted
 from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.options.kinds import Default
@@ -19,16 +18,7 @@ from ckptconv.options.option import checked
 from ckptconv.options.table import OPTIONS, Options
 from ckptconv.outputs.kinds import NAMED, check_options, entry_of
 from ckptconv.outputs.planning import Output, planned
-from ckptconv.outputs.targets import (
-    Target,
-    check_spool,
-    default_output,
-    named_outputs,
-    nearest_directory,
-    of_part,
-    suffix_of,
-    targets_of,
-)
+from ckptconv.outputs.targets import Target, check_spool, named_outputs, nearest_directory, of_part, targets_of
 from ckptconv.process import no_garbage, settled
 from ckptconv.publish.companions import accompanied
 from ckptconv.publish.jobs import elsewhere
@@ -104,6 +94,8 @@ def convert(
                 raise UsageError("Input from a pipe needs an OUTPUT: a directory, or a name that ends in .safetensors.")
             sources = fitted(all_opened(source, chosen, holds), source, chosen, holds)
             if not targets:
+                from ckptconv.outputs.default_names import default_output, suffix_of
+
                 path = source.path if isinstance(source, Source) else normalize(source)
                 place = Location(path, dict(chosen.storage_options))
                 beside_it = default_output(sources[0], place, suffix_of(chosen.to))
@@ -113,7 +105,11 @@ def convert(
                 chosen = chosen.replaced(spool_dir=chosen.spool_dir or nearest_directory(targets[0].path))
             if any(chosen.fitting().values()) and (module := entry_of(targets[0].kind).like):
                 targets, chosen = import_module(module).like(sources[0], targets, chosen)
-            work = [(kept_apart(part, target.path), target) for part, target in _work(sources, targets, chosen)]
+            work = _work(sources, targets, chosen)
+            if any(part.weights_error for part, _ in work):
+                from ckptconv.formats.alone import kept_apart
+
+                work = [(kept_apart(part, target.path), target) for part, target in work]
             outputs = [planned(part, target, chosen) for part, target in work]
             if wanted and not isinstance(wanted, Default) and not _is_spooled(source, outputs):
                 unneeded = "--spool-dir had no effect: nothing was unpacked or read from a pipe."

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-from ckptconv.errors import CkptconvError, MissingError, UsageError
-from ckptconv.formats import alone as alone_files
+from ckptconv.errors import MissingError, UsageError
 from ckptconv.formats import model_files, pipelines
-from ckptconv.formats.format import CERTAIN, LIKELY, Format, Guess, Probe
+from ckptconv.formats.format import CERTAIN, LIKELY, Format, Found, Probe, surest
 from ckptconv.formats.model_files import TORCH
 from ckptconv.formats.registered import BY_RANK, FOREIGN, FORMATS, JOINING, PIPES, PLUGINS
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.options.option import checked
-from ckptconv.options.registered import opening, placed, several
+from ckptconv.options.registered import opening, placed
 from ckptconv.options.table import CHANGING, FITTING, OPENING
 from ckptconv.pickles.nodes import is_distributed_class
 from ckptconv.pickles.refusing import refusing_attacks
 from ckptconv.storage import stores
-from ckptconv.storage.handles import HIDDEN
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import is_pipe, is_quoted, is_remote
+from ckptconv.storage.paths import is_pipe, is_remote
 from ckptconv.text import UNSET, some
 
 if TYPE_CHECKING:
@@ -32,11 +30,6 @@ if TYPE_CHECKING:
 
 class OtherFamilyError(UsageError):
     """A path is not of the expected family."""
-
-
-_Found: TypeAlias = tuple[Format, Guess]
-# The most entries of a directory that are searched for checkpoints to suggest, and the most that are suggested.
-_LOOKED_AT, _FEW = 50, 5
 
 
 @checked({**OPENING, **CHANGING, **FITTING})
@@ -97,7 +90,10 @@ def open_source(
         place = known or Location(path, reached)
         chosen, guess = choose(Probe(place, family))
         source = _joined(place, chosen.read(guess.place or place, wanted), wanted)
-        source = alone_files.marked(guess.place or place, source, alone)
+        if alone or (source.family in (TORCH, model_files.SAFETENSORS) and len(source.inputs) == 1):
+            from ckptconv.formats.alone import marked  # a checkpoint of several files is whole
+
+            source = marked(guess.place or place, source, alone)
         source = _with_optimizer(source, guess.place or place, wanted)
     if stores.is_repository(path):
         source = source._replace(notes=[*source.notes, *_repository_notes(place, source)])
@@ -212,21 +208,25 @@ def _component(place: Location, name: str, settings: Mapping[str, Any]) -> Sourc
     return open_source(place.path, **{**settings, "family": ""})._replace(part=name)
 
 
-def choose(probe: Probe) -> _Found:
+def choose(probe: Probe) -> Found:
     """Return the format of a path, and its guess. Raise UsageError if there is none of the expected family."""
     place, family = probe.place, probe.expected
     if place.kind == "missing":
-        raise MissingError(f"{place} does not exist.", _nearby(place))
-    best = _surest(sorted((*_named(family), *FORMATS), key=lambda candidate: family != candidate.FAMILY), probe)
+        from ckptconv.formats.suggestions import nearby
+
+        raise MissingError(f"{place} does not exist.", nearby(place))
+    best = surest(sorted((*_named(family), *FORMATS), key=lambda candidate: family != candidate.FAMILY), probe)
     if best is None or best[1].sure < LIKELY:
         for module in PLUGINS:
-            best = _surest(import_module(module).installed(), probe, best)
+            best = surest(import_module(module).installed(), probe, best)
     for module in FOREIGN if best is None and probe.is_directory else ():
         import_module(module).check_below(place)
     if best is None:
+        from ckptconv.formats.suggestions import within
+
         raise UsageError(
             f"{place} is {place.entry.described}, but not a known checkpoint.",
-            _within(place) if probe.is_directory else "",
+            within(place) if probe.is_directory else "",
         )
     chosen, guess = best
     if family not in ("", chosen.FAMILY, *guess.also):
@@ -248,70 +248,3 @@ def _named(family: str) -> list[Format]:
     if not PLUGINS:
         raise UsageError(f"The format {family!r} is not known: the feature plugins is not installed.")
     return [import_module(module).named(family) for module in PLUGINS]
-
-
-def _surest(formats: Iterable[Format], probe: Probe, best: _Found | None = None) -> _Found | None:
-    """Return the surest format, the first of equal ones, and its guess; `best` is the best so far. Stop at CERTAIN."""
-    for candidate in formats:
-        guess = candidate.sniff(probe)
-        if guess and (best is None or guess.sure > best[1].sure):
-            best = candidate, guess
-            if guess.sure == CERTAIN:
-                break
-    return best
-
-
-def _within(place: Location) -> str:
-    """Return a sentence on the content of a directory without a checkpoint, and on what to do."""
-    names = sorted(name for name in place.names if not name.startswith("."))
-    if not place.names:
-        return "Its server lists no files in it." if is_quoted(place.path) else "It is empty."
-    if pipeline := pipelines.reader_of(place):
-        return str(pipeline.hint(place))
-    checkpoints = [str(place.join(name)) for name in names[:_LOOKED_AT] if _is_checkpoint(place.join(name))]
-    if len(checkpoints) > 1:
-        words = " ".join(map(shlex.quote, checkpoints)) if len(checkpoints) <= _FEW else "INPUT..."
-        return (
-            f"It holds several: {some(checkpoints, _FEW, str)}. Give one of them"
-            f"{several(', or convert several: {}', words) or '.'}"
-        )
-    if checkpoints:
-        return f"Give the checkpoint in it: {checkpoints[0]}"
-    if all(name.startswith(HIDDEN) for name in place.names):
-        return "It holds an unfinished conversion: run its command again to continue it, or delete the directory."
-    return f"Give a file, or the directory of the checkpoint. It holds {some(sorted(place.names), form=str)}."
-
-
-def _is_checkpoint(place: Location) -> bool:
-    """Whether one of our formats is fairly sure to read `place`. A file in a store is not opened for this."""
-    if is_remote(place.path) or place.name.endswith(".json"):  # a set with an index was recognized before
-        return False
-    try:
-        best = _surest(FORMATS, Probe(place))
-    except (CkptconvError, OSError):
-        return False
-    return best is not None and best[1].sure >= LIKELY
-
-
-def _nearby(place: Location) -> str:
-    """Suggest the meaning of a path that does not exist: its link's target, or a similar name next to it."""
-    import difflib
-    import glob
-
-    path = place.path
-    if os.path.islink(path):
-        return f"It is a symbolic link to {os.readlink(path)}, which does not exist."
-    if path.startswith("~"):
-        return f"The shell did not expand the ~. Did you mean {os.path.expanduser(path)}?"
-    if glob.has_magic(path) and not is_remote(path):
-        if not (matches := sorted(glob.glob(path))):
-            return "The shell found no match for the pattern, and passed it unchanged."
-        return f"The shell did not expand it; without quotes it would match {some(matches, form=str)}."
-    scheme, colon, path_in_store = path.partition(":")
-    if colon and (scheme in stores.STORES or path_in_store[:1] == "/") and scheme.isalnum() and "://" not in path:
-        return f"Did you mean {scheme}://{path_in_store.lstrip('/')}?"
-    if is_remote(path) or place.parent.kind != "directory":
-        return stores.hint(path, place.options)
-    names = {name.lower(): name for name in place.parent.names}
-    close = difflib.get_close_matches(place.name.lower(), list(names), n=1, cutoff=0.8)
-    return f"Did you mean {os.path.join(os.path.dirname(path), names[close[0]])}?" if close else ""

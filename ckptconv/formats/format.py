@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from ckptconv.formats.source import Source, Wanted
@@ -73,3 +74,17 @@ class Format(Protocol):
 
     def read(self, place: Location, wanted: Wanted) -> Source:
         """Open the checkpoint at `place`: read the descriptions of all that is `wanted`, and no tensor data."""
+
+
+Found: TypeAlias = tuple[Format, Guess]
+
+
+def surest(formats: Iterable[Format], probe: Probe, best: Found | None = None) -> Found | None:
+    """Return the surest format, the first of equal ones, and its guess; `best` is the best so far. Stop at CERTAIN."""
+    for candidate in formats:
+        guess = candidate.sniff(probe)
+        if guess and (best is None or guess.sure > best[1].sure):
+            best = candidate, guess
+            if guess.sure == CERTAIN:
+                break
+    return best

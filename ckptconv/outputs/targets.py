@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ckptconv.errors import FailedError, UsageError
 from ckptconv.formats import model_files
 from ckptconv.formats.run_names import POINTERS, TREES
-from ckptconv.formats.source import ADAPTER, CONFIG, MODEL, STEMS, Source
+from ckptconv.formats.source import ADAPTER, MODEL, STEMS, Source
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.options.option import former_given
 from ckptconv.options.registered import several
@@ -38,7 +38,7 @@ from ckptconv.storage import stores
 from ckptconv.storage.files import look
 from ckptconv.storage.handles import HIDDEN, resolved
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize, real_place, resolved_name
+from ckptconv.storage.paths import dirname, is_remote, join, normalize, real_place, resolved_name
 from ckptconv.text import Proposed, reason, some
 
 MANIFEST = f"{HIDDEN}manifest.json"
@@ -96,11 +96,8 @@ def kind_of_directory(form: str) -> Directory:
     return directory
 
 
-# A single file of a sharded set gets the name that it would have among the others.
-_TORCH_STEM = "pytorch_model"
-_SHARD_STEM = rf"^{_TORCH_STEM}(?={NUMBERED}$)"
 # The ending of a file's name; a name with a number or a version, such as llama-3.1-8b and run.v2, may be a directory's.
-_ENDING = re.compile(r"(?<=[^/.])\.(?!v?\d)\w+$")
+ENDING = re.compile(r"(?<=[^/.])\.(?!v?\d)\w+$")
 CHECKPOINT_SUFFIXES = (*TORCH_SUFFIXES, ".json", ".distcp", ".pkl")
 # No directory of files that ranks load together ends so. Lightning's end in .ckpt.
 _FILE_SUFFIXES = (model_files.SUFFIX, *(suffix for suffix in CHECKPOINT_SUFFIXES if suffix != ".ckpt"))
@@ -298,7 +295,7 @@ def resolve_output(path: str, options: Options) -> Target:
     # A directory with such a suffix needs a final slash.
     if not is_file and (entry.kind == "file" or path.endswith(CHECKPOINT_SUFFIXES)):
         raise _an_input(path) if entry.kind == "file" and path.endswith(CHECKPOINT_SUFFIXES) else not_a_directory(path)
-    if not is_file and entry.kind != "directory" and (ending := _ENDING.search(path)):
+    if not is_file and entry.kind != "directory" and (ending := ENDING.search(path)):
         from ckptconv.options.words import elsewhere
 
         instead = elsewhere(ending[0]) or f"Did you mean {path[: ending.start()]}{model_files.SUFFIX}?"
@@ -468,69 +465,6 @@ def _an_input(path: str) -> UsageError:
         f"{several('To convert several inputs: {}. ')}This command writes a directory, or a file whose name ends in "
         ".safetensors; ckptconv convert writes .pt too.",
     )
-
-
-def suffix_of(to: str) -> str:
-    """Return the suffix of the files that a value of `to` asks for; "" if it asks for a directory."""
-    return next((ending for kind in NAMED[to] for ending in KINDS[kind].suffixes), "") if to else model_files.SUFFIX
-
-
-def default_output(source: Source, typed: Location, suffix: str = model_files.SUFFIX) -> str:
-    """Return the path of an output without a name: next to the input, which the user gave as `typed`. It is one file if
-    `suffix` is another one than that of safetensors.
-
-    The output of an input from the hub is written to the current directory. Raise UsageError for an input in
-    safetensors, whose output would have the same name.
-    """
-    if suffix != model_files.SUFFIX:
-        return _one_file(typed, suffix)
-    is_directory = typed.at(source.path).kind == "directory"
-    if stores.is_repository(typed.path):
-        return _here(typed.path, is_directory)
-    if source.family == model_files.SAFETENSORS:
-        raise UsageError(
-            f"{source.path} is already in safetensors, so it needs an OUTPUT.",
-            "Give a name that ends in .safetensors, a directory, or, for torch.load, a name that ends in .pt.",
-        )
-    if source.shards:
-        return source.path if is_directory else dirname(source.path)
-    if is_directory:
-        # A run's directory may stand for the checkpoint of a step in it.
-        path = typed.path if typed.kind == "directory" else source.path
-        path = path.rstrip("/") or path
-        named = path if is_remote(path) or basename(path) not in ("", ".", "..") else os.path.abspath(path)
-        return f"{named}-{model_files.SUFFIX[1:]}"
-    stem, _ = os.path.splitext(source.path)
-    directory, slash, name = stem.rpartition("/")
-    beside = typed.at(dirname(source.path))
-    whole = f"{MODEL}{model_files.SUFFIX}"
-    if name == _TORCH_STEM and CONFIG in beside.names and whole not in beside.names:
-        name = MODEL  # which from_pretrained looks for
-    return directory + slash + file_name(name)
-
-
-def _one_file(typed: Location, suffix: str) -> str:
-    """Return the path of the output of `typed`, one file, which ends in `suffix`."""
-    path = typed.path.rstrip("/")
-    if stores.is_repository(path):
-        path = basename(stores.plain(path))
-    elif basename(path) in ("", ".", ".."):
-        path = os.path.abspath(path)
-    is_directory = typed.kind == "directory"
-    return file_name(path if is_directory else os.path.splitext(path.removesuffix(".index.json"))[0], suffix)
-
-
-def _here(typed: str, is_directory: bool) -> str:
-    """Return the name, in the current directory, of the output of `typed`, which is on the hub."""
-    name = basename(stores.plain(typed.rstrip("/")))
-    if is_directory:
-        return f"{name}/" if _ENDING.search(name) else name
-    return file_name(os.path.splitext(name)[0])
-
-
-def file_name(stem: str, suffix: str = model_files.SUFFIX) -> str:
-    """Return the name of the output of one file; `stem` is its name without the suffix."""
-    return (re.sub(_SHARD_STEM, "model", stem) if suffix == model_files.SUFFIX else stem) + suffix
 
 
 def of_part(target: Target, source: Source, options: Options) -> Target:

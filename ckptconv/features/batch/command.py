@@ -14,8 +14,8 @@ from ckptconv.features.batch import running
 from ckptconv.features.batch.naming import InputWord, output_paths
 from ckptconv.options.registered import EXECUTORS, names_of
 from ckptconv.options.table import COMMAND, OPTIONS, Options
+from ckptconv.outputs.default_names import suffix_of
 from ckptconv.outputs.kinds import option_for
-from ckptconv.outputs.targets import suffix_of
 from ckptconv.storage.files import look
 from ckptconv.storage.paths import is_pipe, is_remote, normalize
 from ckptconv.text import Proposed

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ckptconv.errors import UsageError
 from ckptconv.formats.model_files import SUFFIX
-from ckptconv.outputs.targets import file_name
+from ckptconv.outputs.default_names import file_name
 from ckptconv.storage import stores
 from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize, resolved_name
 from ckptconv.text import some

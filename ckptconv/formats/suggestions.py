@@ -1,0 +1,75 @@
+"""Suggestions for a path that is no checkpoint."""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import os
+import shlex
+
+from ckptconv.errors import CkptconvError
+from ckptconv.formats import pipelines
+from ckptconv.formats.format import LIKELY, Probe, surest
+from ckptconv.formats.registered import FORMATS
+from ckptconv.options.registered import several
+from ckptconv.storage import stores
+from ckptconv.storage.handles import HIDDEN
+from ckptconv.storage.location import Location
+from ckptconv.storage.paths import is_quoted, is_remote
+from ckptconv.text import some
+
+# The most entries of a directory that are searched for checkpoints to suggest, and the most that are suggested.
+_LOOKED_AT, _FEW = 50, 5
+
+
+def within(place: Location) -> str:
+    """Return a sentence on the content of a directory without a checkpoint, and on what to do."""
+    names = sorted(name for name in place.names if not name.startswith("."))
+    if not place.names:
+        return "Its server lists no files in it." if is_quoted(place.path) else "It is empty."
+    if pipeline := pipelines.reader_of(place):
+        return str(pipeline.hint(place))
+    checkpoints = [str(place.join(name)) for name in names[:_LOOKED_AT] if _is_checkpoint(place.join(name))]
+    if len(checkpoints) > 1:
+        words = " ".join(map(shlex.quote, checkpoints)) if len(checkpoints) <= _FEW else "INPUT..."
+        return (
+            f"It holds several: {some(checkpoints, _FEW, str)}. Give one of them"
+            f"{several(', or convert several: {}', words) or '.'}"
+        )
+    if checkpoints:
+        return f"Give the checkpoint in it: {checkpoints[0]}"
+    if all(name.startswith(HIDDEN) for name in place.names):
+        return "It holds an unfinished conversion: run its command again to continue it, or delete the directory."
+    return f"Give a file, or the directory of the checkpoint. It holds {some(sorted(place.names), form=str)}."
+
+
+def _is_checkpoint(place: Location) -> bool:
+    """Whether one of our formats is fairly sure to read `place`. A file in a store is not opened for this."""
+    if is_remote(place.path) or place.name.endswith(".json"):  # a set with an index was recognized before
+        return False
+    try:
+        best = surest(FORMATS, Probe(place))
+    except (CkptconvError, OSError):
+        return False
+    return best is not None and best[1].sure >= LIKELY
+
+
+def nearby(place: Location) -> str:
+    """Suggest the meaning of a path that does not exist: its link's target, or a similar name next to it."""
+    path = place.path
+    if os.path.islink(path):
+        return f"It is a symbolic link to {os.readlink(path)}, which does not exist."
+    if path.startswith("~"):
+        return f"The shell did not expand the ~. Did you mean {os.path.expanduser(path)}?"
+    if glob.has_magic(path) and not is_remote(path):
+        if not (matches := sorted(glob.glob(path))):
+            return "The shell found no match for the pattern, and passed it unchanged."
+        return f"The shell did not expand it; without quotes it would match {some(matches, form=str)}."
+    scheme, colon, path_in_store = path.partition(":")
+    if colon and (scheme in stores.STORES or path_in_store[:1] == "/") and scheme.isalnum() and "://" not in path:
+        return f"Did you mean {scheme}://{path_in_store.lstrip('/')}?"
+    if is_remote(path) or place.parent.kind != "directory":
+        return stores.hint(path, place.options)
+    names = {name.lower(): name for name in place.parent.names}
+    close = difflib.get_close_matches(place.name.lower(), list(names), n=1, cutoff=0.8)
+    return f"Did you mean {os.path.join(os.path.dirname(path), names[close[0]])}?" if close else ""
