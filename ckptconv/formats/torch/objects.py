@@ -18,9 +18,6 @@ from typing import Any, NamedTuple
 from ckptconv.formats.torch.storages import STORAGE_CLASSES, STORAGE_DTYPES, Storage, in_order
 from ckptconv.pickles import torch_constants
 from ckptconv.pickles.nodes import (
-    COMPOSITES,
-    QUANTIZERS,
-    SPARSE,
     Composite,
     Global,
     NumpyArray,
@@ -91,7 +88,7 @@ def _start(dtype: DType, geometry: _Geometry, offset: int, size: int, key: str) 
     return start
 
 
-class _Tensors:
+class Tensors:
     """Rebuilds tensors. Remembers shapes, so that tensors of one shape share the tuples."""
 
     def __init__(self) -> None:
@@ -120,7 +117,7 @@ class _Tensors:
     ) -> Any:
         """Return a tensor of `size` and `stride` (in elements) that begins at element `offset` of `storage`."""
         if type(storage) is not Storage:
-            return _unknown("a tensor", storage)
+            return unknown("a tensor", storage)
         geometry = self.geometry(size, stride)
         shape, strides = geometry.shape, geometry.strides
         if dtype is None:
@@ -132,7 +129,7 @@ class _Tensors:
         if requires_grad and not is_differentiable(dtype.name):
             raise MalformedError(f"has a tensor of {dtype} that requires gradients")
         if storage.meta:
-            return _meta(TorchConstant("dtype", dtype.name), shape, strides, requires_grad)
+            return _composite("meta", TorchConstant("dtype", dtype.name), shape, strides, requires_grad)
         start = _start(dtype, geometry, offset, storage.size, storage.key)
         tensor: LazyTensor = Stored(storage.file, storage.offset + start, dtype, shape, strides)
         if storage.swapped:
@@ -150,7 +147,7 @@ class _Tensors:
     # Each of these methods takes the arguments of torch's function of the same name.
 
     def rebuild_tensor(self, args: tuple[Any, ...]) -> Any:
-        _arguments(args, "_rebuild_tensor", 4)
+        check_arguments(args, "_rebuild_tensor", 4)
         return self.view(*args)
 
     def build_typed(self, value: Opaque, state: Any) -> Any:
@@ -158,86 +155,29 @@ class _Tensors:
         if value.args or value.state or type(state) is not tuple or len(state) != 4:
             raise MalformedError(f"has a {value.name} whose state is not a tensor's")
         if type(state[0]) is not Storage:
-            return _unknown(f"a {value.name}", state[0])
+            return unknown(f"a {value.name}", state[0])
         if state[0].dtype != _TENSOR_DTYPES[value.cls]:
             raise MalformedError(f"has a {value.name} in a storage of {state[0].dtype}")
         return self.view(*state)
 
     def rebuild_tensor_v2(self, args: tuple[Any, ...]) -> Any:
-        _arguments(args, "_rebuild_tensor_v2", 6, 7)
+        check_arguments(args, "_rebuild_tensor_v2", 6, 7)
         storage, offset, size, stride, requires_grad, _hooks, *metadata = args
         return self.view(storage, offset, size, stride, requires_grad, None, *metadata)
 
     def rebuild_tensor_v3(self, args: tuple[Any, ...]) -> Any:
-        _arguments(args, "_rebuild_tensor_v3", 7, 8)
+        check_arguments(args, "_rebuild_tensor_v3", 7, 8)
         storage, offset, size, stride, requires_grad, _hooks, dtype, *metadata = args
         return self.view(storage, offset, size, stride, requires_grad, _dtype(dtype), *metadata)
 
-    def rebuild_qtensor(self, args: tuple[Any, ...]) -> Any:
-        """Take seven arguments, one of them the quantizer; or eight: torch 1.1 and 1.2 split it into two."""
-        _arguments(args, "_rebuild_qtensor", 7, 8)
-        if len(args) == 8:
-            args = (*args[:4], (TorchConstant("qscheme", "per_tensor_affine"), *args[4:6]), *args[6:])
-        storage, offset, size, stride, quantizer, requires_grad, _hooks = args
-        if type(storage) is not Storage:
-            return _unknown("a quantized tensor", storage)
-        packed: dict[str, Any] = {}
-        from ckptconv.structure.soundness import PACKED
 
-        if storage.dtype.name in PACKED:
-            # Several values share a byte: take the bytes as they are.
-            shape, strides, _, extent = self.geometry(size, stride)
-            if offset != 0 or extent > storage.size * PACKED[storage.dtype.name]:
-                raise MalformedError("has a quantized tensor that extends beyond its storage")
-            packed = {"shape": Size(shape), "strides": strides}
-            size, stride = (storage.size,), (1,)
-        if type(quantizer) is not tuple or not 3 <= len(quantizer) <= 4:
-            raise MalformedError("has a quantized tensor whose quantizer is not a tuple of its parameters")
-        values = self.view(storage, offset, size, stride)
-        if type(values) is not Tagged:
-            return values  # on the meta device, without data
-        if type(requires_grad) is not bool or requires_grad:
-            raise MalformedError("has a quantized tensor that requires gradients")
-        names = ("qscheme", *QUANTIZERS[len(quantizer) - 3])
-        return _composite("quantized", {"values": values, **dict(zip(names, quantizer, strict=True)), **packed})
-
-    def rebuild_meta_tensor(self, args: tuple[Any, ...]) -> Any:
-        _arguments(args, "_rebuild_meta_tensor_no_storage", 4)
-        shape, strides, *_ = self.geometry(args[1], args[2])
-        return _meta(args[0], shape, strides, args[3])
-
-    def rebuild_wrapper_subclass(self, args: tuple[Any, ...]) -> Any:
-        _arguments(args, "_rebuild_wrapper_subclass", 8)
-        cls, dtype, size, stride, offset, layout, device, requires_grad = args
-        if type(cls) is not Global:
-            return _unknown("a tensor of a class", cls)
-        self.geometry(size, stride)
-        if type(offset) is not int or type(requires_grad) is not bool:
-            raise MalformedError(f"has a tensor of {str(cls)[:100]} whose arguments are of the wrong types")
-        for constant, kind in ((dtype, "dtype"), (layout, "layout")):
-            if type(constant) is not TorchConstant or constant.kind != kind:
-                raise MalformedError(f"has a tensor of {str(cls)[:100]} whose {kind} is invalid")
-        return Composite(
-            str(cls),
-            {
-                "dtype": dtype,
-                "shape": size,
-                "strides": stride,
-                "storage_offset": offset,
-                "layout": layout,
-                "device": device,
-                "requires_grad": requires_grad,
-            },
-        )
-
-
-def _arguments(args: tuple[Any, ...], name: str, *counts: int) -> None:
+def check_arguments(args: tuple[Any, ...], name: str, *counts: int) -> None:
     """Raise MalformedError unless the number of arguments is one that some release of torch passes to `name`."""
     if len(args) not in counts:
         raise MalformedError(f"calls {name} with {len(args)} arguments; it takes {' or '.join(map(str, counts))}")
 
 
-def _unknown(result: str, value: Any) -> Any:
+def unknown(result: str, value: Any) -> Any:
     """Return NotImplemented if `value` is Opaque: the call with `result` then becomes an `Opaque` too.
 
     Raises MalformedError for any other value: it does not give a `result`, as messages call it.
@@ -247,31 +187,12 @@ def _unknown(result: str, value: Any) -> Any:
     raise MalformedError(f"makes {result} of a value of type {type(value).__name__}")
 
 
-def _composite(kind: str, parts: dict[str, Any]) -> Any:
-    """Return a tensor of these `parts`; NotImplemented if one is Opaque. Raises MalformedError if they do not fit."""
-    for part in parts.values():
-        if type(part) is Opaque:
-            return NotImplemented
-    from ckptconv.structure.soundness import composite_fault  # most files have none
-
-    fault = composite_fault(kind, parts)
-    if fault:
-        raise MalformedError(f"has a {kind} tensor with {fault}")
-    return Composite(kind, parts)
-
-
 def _dtype(value: Any) -> DType:
     if type(value) is not TorchConstant or value.kind != "dtype":
         raise MalformedError("has a tensor whose dtype is not a dtype")
     if value.name not in DTYPES:
         raise RefusedError(f"has a tensor of dtype torch.{value.name}, which is not known")
     return DTYPES[value.name]
-
-
-def _meta(dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...], requires_grad: bool) -> Any:
-    return _composite(
-        "meta", {"dtype": dtype, "shape": Size(shape), "strides": strides, "requires_grad": requires_grad}
-    )
 
 
 def _resolved(tensor: LazyTensor, metadata: Any) -> LazyTensor:
@@ -329,7 +250,7 @@ def _described(leaf: Any, kind: str, requires_grad: bool | None, attributes: Any
             parts["class"] = kind
         return Composite(leaf.kind, parts)
     if type(leaf) is not Tagged:
-        return _unknown(f"a {kind[:100]}", leaf)
+        return unknown(f"a {kind[:100]}", leaf)
     facts = leaf.facts
     if requires_grad and not is_differentiable(leaf.dtype.name):
         raise MalformedError(f"has a {kind[:100]} of {leaf.dtype} that requires gradients")
@@ -349,7 +270,7 @@ def _described(leaf: Any, kind: str, requires_grad: bool | None, attributes: Any
 
 def _rebuild_parameter(args: tuple[Any, ...]) -> Any:
     """Take (data, requires_grad, hooks[, state])."""
-    _arguments(args, "_rebuild_parameter", 3, 4)
+    check_arguments(args, "_rebuild_parameter", 3, 4)
     if type(args[1]) is not bool:
         raise MalformedError("has a parameter whose requires_grad is not a bool")
     return _described(args[0], "parameter", args[1], args[3] if len(args) == 4 else None)
@@ -379,14 +300,14 @@ def _build_variable(value: Opaque, state: Any) -> Any:
 
 def _rebuild_from_type(args: tuple[Any, ...], rebuild: dict[Global, Constructor]) -> Any:
     """Take (function, class, arguments of the function, state)."""
-    _arguments(args, "_rebuild_from_type", 4)
+    check_arguments(args, "_rebuild_from_type", 4)
     function, cls, inner, state = args
     if type(cls) is not Global:
-        return _unknown("a tensor of a class", cls)
+        return unknown("a tensor of a class", cls)
     construct = rebuild.get(function) if type(function) is Global else None
     if construct is None:
         # The function is the user's own, or a call returned it.
-        return NotImplemented if type(function) is Global else _unknown("a tensor by a function", function)
+        return NotImplemented if type(function) is Global else unknown("a tensor by a function", function)
     if type(inner) is not tuple:
         raise MalformedError(f"has a tensor of {str(cls)[:100]} whose arguments are not a tuple")
     leaf = construct(inner)
@@ -398,21 +319,6 @@ def _rebuild_from_type(args: tuple[Any, ...], rebuild: dict[Global, Constructor]
     return _described(leaf, kind, None, state)
 
 
-def _rebuild_sparse_tensor(args: tuple[Any, ...]) -> Any:
-    """Take (layout, (indices, values, size[, coalesced])) or (layout, (compressed indices, indices, values, size))."""
-    _arguments(args, "_rebuild_sparse_tensor", 2)
-    layout, data = args
-    known = type(layout) is TorchConstant and layout.kind == "layout" and layout.name in SPARSE
-    if not known or type(data) is not tuple:
-        raise MalformedError("has a sparse tensor without a layout or parts")
-    names = COMPOSITES[layout.name]
-    if layout.name == "sparse_coo" and len(data) > len(names):
-        names = (*names, "is_coalesced")
-    if len(data) != len(names):
-        raise MalformedError(f"has a {layout.name} tensor of {len(data)} parts")
-    return _composite(layout.name, dict(zip(names, data, strict=True)))
-
-
 # The modules of numpy whose functions its pickles call.
 _MULTIARRAY = ("numpy.core.multiarray", "numpy._core.multiarray")
 
@@ -422,14 +328,14 @@ def _of_numpy(function: str, *args: Any) -> Any:
     return getattr(import_module("ckptconv.formats.torch.numpy_objects"), function)(*args)
 
 
-def _rebuild_nested_tensor(args: tuple[Any, ...]) -> Any:
-    _arguments(args, "_rebuild_nested_tensor", 4)
-    return _composite("nested", dict(zip(COMPOSITES["nested"], args, strict=True)))
+def _composite(function: str, *args: Any) -> Any:
+    """Call a function of the module for tensors that consist of several, which is imported when a pickle has one."""
+    return getattr(import_module("ckptconv.formats.torch.composites"), function)(*args)
 
 
 def _rebuild_device_tensor(args: tuple[Any, ...]) -> Any:
     """Take (data, dtype, device, requires_grad). `data` is a tensor or numpy array: such a device has no storages."""
-    _arguments(args, "_rebuild_device_tensor", 4)
+    check_arguments(args, "_rebuild_device_tensor", 4)
     data, dtype, _device, requires_grad = args
     if type(requires_grad) is not bool:
         raise MalformedError("has a tensor whose requires_grad is not a bool")
@@ -439,7 +345,7 @@ def _rebuild_device_tensor(args: tuple[Any, ...]) -> Any:
     elif type(data) is Tagged:
         tensor = data.tensor
     else:
-        return _unknown("a tensor", data)
+        return unknown("a tensor", data)
     if tensor.dtype != target:
         # torch converts bfloat16 to float32 for numpy.
         if (tensor.dtype.name, target.name) != ("float32", "bfloat16"):
@@ -497,9 +403,6 @@ _REBUILDING: dict[Global, Constructor] = {
     for name, made in {
         "_rebuild_parameter": _rebuild_parameter,
         "_rebuild_parameter_with_state": _rebuild_parameter,
-        "_rebuild_sparse_tensor": _rebuild_sparse_tensor,
-        "_rebuild_sparse_csr_tensor": _rebuild_sparse_tensor,
-        "_rebuild_nested_tensor": _rebuild_nested_tensor,
         "_rebuild_device_tensor_from_cpu_tensor": _rebuild_device_tensor,
         "_rebuild_device_tensor_from_numpy": _rebuild_device_tensor,
         "_rebuild_xla_tensor": _rebuild_device_tensor,
@@ -534,15 +437,18 @@ def vocabulary(storage: Callable[[Any], Any]) -> Vocabulary:
     storage by its identity. Tensors that consist of several (sparse, quantized, nested, of a wrapper subclass) or have
     no data (meta) become `Composite`s.
     """
-    tensors = _Tensors()
+    tensors = Tensors()
     rebuild: dict[Global, Constructor] = {
         **_REBUILDING,
         Global("torch._utils", "_rebuild_tensor"): tensors.rebuild_tensor,
         Global("torch._utils", "_rebuild_tensor_v2"): tensors.rebuild_tensor_v2,
         Global("torch._utils", "_rebuild_tensor_v3"): tensors.rebuild_tensor_v3,
-        Global("torch._utils", "_rebuild_qtensor"): tensors.rebuild_qtensor,
-        Global("torch._utils", "_rebuild_meta_tensor_no_storage"): tensors.rebuild_meta_tensor,
-        Global("torch._utils", "_rebuild_wrapper_subclass"): tensors.rebuild_wrapper_subclass,
+        Global("torch._utils", "_rebuild_sparse_tensor"): functools.partial(_composite, "sparse"),
+        Global("torch._utils", "_rebuild_sparse_csr_tensor"): functools.partial(_composite, "sparse"),
+        Global("torch._utils", "_rebuild_nested_tensor"): functools.partial(_composite, "nested"),
+        Global("torch._utils", "_rebuild_qtensor"): functools.partial(_composite, "quantized", tensors),
+        Global("torch._utils", "_rebuild_meta_tensor_no_storage"): functools.partial(_composite, "on_meta", tensors),
+        Global("torch._utils", "_rebuild_wrapper_subclass"): functools.partial(_composite, "wrapper_subclass", tensors),
     }
 
     def from_type(args: tuple[Any, ...]) -> Any:
