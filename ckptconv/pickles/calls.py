@@ -12,7 +12,7 @@ from typing import Any
 
 from ckptconv.errors import CorruptError
 from ckptconv.pickles import watching
-from ckptconv.pickles.containers import BUILTINS, CONSTANTS, PYTHON, TAKES_ARGUMENTS, Constructors, Deques, Keys, today
+from ckptconv.pickles.containers import BUILTINS, CONSTANTS, PYTHON, TAKES_ARGUMENTS, Constructors, Deques, Keys
 from ckptconv.pickles.nodes import (
     CALL_DEPTH,
     Global,
@@ -23,6 +23,7 @@ from ckptconv.pickles.nodes import (
     Size,
     TorchConstant,
     become,
+    today,
 )
 from ckptconv.pickles.vocabulary import (
     Builder,

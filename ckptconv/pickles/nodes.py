@@ -8,6 +8,7 @@ nodes here. None of them runs, imports or opens anything.
 from __future__ import annotations
 
 import reprlib
+from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -215,3 +216,13 @@ def without_data(where: str, reasons: Mapping[str, str]) -> UnsupportedError:
     names = [name for name, why in reasons.items() if why == reason]
     count = f"{len(names)} tensor{'' if len(names) == 1 else 's'}"
     return UnsupportedError(f"{where} lacks the data of {count}, {reason}: {some(names)}.", _ADVICE[reason])
+
+
+# Types of keys that are hashed at once, and of which equal ones are the same; integers may be long.
+PLAIN_KEYS = frozenset((str, bytes, bool, type(None), type(...), Composite))
+
+
+def today(name: tuple[str, str]) -> tuple[str, str]:
+    """Return the Python 3 (module, name) of the Python 2 `name`, which is (module, name) too."""
+    module, attribute = NAME_MAPPING.get(name, name)
+    return IMPORT_MAPPING.get(module, module), attribute

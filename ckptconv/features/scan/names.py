@@ -10,8 +10,7 @@ from __future__ import annotations
 import sys
 
 from ckptconv.pickles.attacks import makes_functions
-from ckptconv.pickles.containers import today
-from ckptconv.pickles.nodes import Global
+from ckptconv.pickles.nodes import Global, today
 
 # Functions that compile code in the pickle when it is loaded, besides those that `attacks` knows.
 _COMPILERS = frozenset(

@@ -16,9 +16,10 @@ from ckptconv.features.scan.grammar.patterns import is_name
 from ckptconv.features.scan.numpy_elements import DTYPE
 from ckptconv.features.scan.phrases import TensorPhrases
 from ckptconv.pickles import watching
-from ckptconv.pickles.containers import PYTHON, Keys, today
+from ckptconv.pickles.containers import PYTHON, Keys
+from ckptconv.pickles.keys import HashedKeys
 from ckptconv.pickles.machine import Machine, run
-from ckptconv.pickles.nodes import Global, Opaque
+from ckptconv.pickles.nodes import Global, Opaque, today
 from ckptconv.pickles.opcodes import HOLE
 from ckptconv.pickles.vocabulary import Constructor, ExcessiveError, Limits, MalformedError, Vocabulary
 from ckptconv.process import no_garbage
@@ -156,7 +157,7 @@ class _Memo:
         return place << 1
 
 
-class _NoKeys(Keys):
+class _NoKeys(HashedKeys, Keys):
     """Keys that are not kept. `levels`: for tokens of objects, by identity, their depth of nesting."""
 
     def __init__(self, limits: Limits, size: int) -> None:

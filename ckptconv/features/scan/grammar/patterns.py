@@ -25,8 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from ckptconv.features.scan import numpy_elements
-from ckptconv.pickles.containers import today
-from ckptconv.pickles.nodes import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
+from ckptconv.pickles.nodes import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant, today
 from ckptconv.tensors.lazy import LazyTensor
 
 _TEXT, _BITS, _LONG = 1 << 16, 63, 4096
