@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import NamedTuple
@@ -104,11 +105,17 @@ def run_at(place: Location) -> Run:
 
 def _of_one(run: Run) -> Run:
     """Return a run. Raise UsageError if its steps are those of several, by their names."""
-    further = [other.step for other in run.beside if other.like and not adds_words(other.step.name, other.like)]
+    further = [other.step for other in run.beside if other.like]
+    of_series = Counter(series for step in further for series in step.series)
+    # A single further entry of a number is not known. A name that adds words, such as checkpoint-7-best, is of its run.
+    named = [*run.steps, *(step for step in further if any(of_series[series] > 1 for series in step.series))]
     steps = [
         step
-        for step in (*run.steps, *further)
-        if step.number is not None and step.series and not step.is_named_unfinished
+        for step in named
+        if step.number is not None
+        and step.series
+        and not step.is_named_unfinished
+        and not any(adds_words(step.name, other.name) for other in named)
     ]
     every = sorted({series for step in steps for series in step.series})
     # A step that is torn may lack a model. Models with an optimizer each may be of runs whose numbers are the same.

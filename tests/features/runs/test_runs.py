@@ -91,9 +91,15 @@ def saved(place: Path, *names: str) -> Path:
 # Names in one directory of several runs, and the series that they have.
 OF_SEVERAL = {
     "files": (["vit_epoch_1.pt", "vit_epoch_2.pt", "resnet_epoch_11.pt"], ["resnet_epoch_*", "vit_epoch_*"]),
-    "directories": (["run_a-step-100", "run_b-step-100"], ["run_a-step-*", "run_b-step-*"]),
+    "directories": (
+        ["run_a-step-100", "run_a-step-200", "run_b-step-100", "run_b-step-200"],
+        ["run_a-step-*", "run_b-step-*"],
+    ),
     "files without a word": (["vit_1.pt", "vit_2.pt", "bert_1.pt", "bert_2.pt"], ["bert_*", "vit_*"]),
-    "other numbers": (["vit_l14_step_1.pt", "vit_l16_step_1.pt"], ["vit_l14_step_*", "vit_l16_step_*"]),
+    "other numbers": (
+        ["vit_l14_step_1.pt", "vit_l14_step_2.pt", "vit_l16_step_1.pt", "vit_l16_step_2.pt"],
+        ["vit_l14_step_*", "vit_l16_step_*"],
+    ),
     "rates": (["lr=0.1-step=1.ckpt", "lr=0.2-step=2.ckpt"], ["lr=0.1-step=*", "lr=0.2-step=*"]),
     "releases": (["llama-3.1_step_1.pt", "llama-3.2_step_2.pt"], ["llama-3.1_step_*", "llama-3.2_step_*"]),
     "steps and epochs": (["step_500", "epoch_1"], ["epoch_*", "step_*"]),
