@@ -152,7 +152,8 @@ def test_whatever_the_names_no_step_goes_for_an_output_or_for_what_is_not_known(
         try:
             thinning = planned(place, filled(THIN, {"age": 0, "keep_last": kept}), {}, inert=False)
         except UsageError as error:
-            assert "has the steps of several runs" in error.message
+            if "has the steps of several runs" not in error.message:
+                raise
             return  # nothing is removed
     steps = {step.judged.step.name: step.judged.step.number for step in thinning.steps}
     beside = {other.step.name for other in thinning.run.beside}
