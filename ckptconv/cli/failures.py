@@ -9,6 +9,7 @@ import shlex
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, cast
 
 from ckptconv.cli.help import read
@@ -33,11 +34,11 @@ def _instead(option: str, close: Iterable[str], ctx: Any) -> str:
     begun = [name.lstrip("-") for name in sorted(options) if len(option) > 4 and name.startswith(option)]
     close = close if any(name in close for name in begun) else begun[:3] or close
     # The advice about a word names options: it is given if this command has one of them.
-    every = (pair for table in (WORDS, *_of_commands("OTHER_OPTIONS")) for pair in table.items())
+    every = (pair for table in (*_of_commands("OTHER_OPTIONS"), WORDS) for pair in table.items())
     texts = (text for words, text in every if option in words.split())
-    named = ((text, re.findall(r"(?<![\w-])--[\w-]+", text)) for text in texts)
-    if advice := next((text for text, names in named if not names or options.intersection(names)), ""):
-        meant = f"{advice} "
+    named = ((text, {*re.findall(r"(?<![\w-])--[\w-]+", text)}) for text in texts)
+    if advice := [(len(names - options), text) for text, names in named if not names or names & options]:
+        meant = f"{min(advice, key=itemgetter(0))[1]} "
     elif option in _options_below(ctx.command):
         meant = f"It is an option of commands, and goes after the command: {ctx.command_path} COMMAND {option}. "
     elif owner := next((path for path, page in read().items() if any(option in flag.names for flag in page.flags)), ""):
@@ -107,8 +108,9 @@ def _no_command(word: str, group: Any) -> UsageError:
         )
     path = group.command_path
     meant = difflib.get_close_matches(word, known, n=1, cutoff=0.7)
-    if f"--{word}" in ("--help", "--version"):
-        meant = [f"--{word}"]
+    options = {name for parameter in group.command.get_params(group) for name in parameter.opts}
+    if named := sorted(name for name in options if f"-{name}".endswith(f"-{word}") and name.startswith("--")):
+        meant = [" or ".join(named)]
     elif other := meant_by(f"{path} {word}".partition(" ")[2]):
         path, meant = "ckptconv", [other]
     if instead := elsewhere(word):

@@ -190,6 +190,13 @@ def test_a_word_for_what_no_command_does_is_met_with_what_to_use() -> None:
     ckptconv_here("convert", "model.pt", "--to", "onnx").refused(2, "it may be", "export the model with torch")
 
 
+def test_a_word_for_an_option_of_the_program_itself_leads_to_it() -> None:
+    completing = "--install-completion or --show-completion"
+    for words, meant in ((["completion", "bash"], completing), (["version"], "--version")):
+        run = ckptconv_here(*words)
+        assert run.err == f"ckptconv: No such command '{words[0]}'. Did you mean ckptconv {meant}?\n"
+
+
 def test_a_slip_leads_to_the_command_that_is_like_it() -> None:
     for words, meant in ((["pt2safetensor"], "pt2safetensors"), (["convret"], "convert"), (["conv"], "convert")):
         run = ckptconv_here(*words)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 # The most classes that are named.
 _NAMED = 5
 
+OTHER_OPTIONS = {"--format --output-format --output-type": "Use --sarif FILE for SARIF, and --json for JSON."}
 OTHER_WORDS = {"scan": ("audit", "safe", "security", "picklescan", "fickling", "modelscan")}
 
 

@@ -653,3 +653,7 @@ def test_a_scan_of_nothing_says_that_nothing_was_judged(tmp_path: Path) -> None:
     assert (run.code, run.err) == (0, "ckptconv: warning: No file was scanned, so nothing was judged.\n")
     torch.save({"w": torch.ones(1)}, tmp_path / "model.pt")
     assert ckptconv_here("scan", tmp_path).err == ""
+
+
+def test_the_format_of_code_hosts_has_an_option_of_its_own() -> None:
+    ckptconv_here("scan", "--format", "sarif", "x.pt").refused(2, "Use --sarif FILE for SARIF, and --json for JSON.")
