@@ -201,7 +201,7 @@ def _as_python(key: Any, made_of: list[Any] | None = None, units: set[str] | Non
     if kind is NumpyScalar:
         if units is not None and key.dtype[1] in "mM":
             units.add(key.dtype)
-        return _scalar(key)
+        return value_of(key)
     if kind is Global:
         return Global(*today((key.module, key.name)))
     if kind is tuple or kind is Size:
@@ -225,7 +225,7 @@ def _is_made_of_values(key: Opaque) -> bool:
 _FLOATS = {2: "e", 4: "f", 8: "d"}
 
 
-def _scalar(scalar: NumpyScalar) -> Hashable:
+def value_of(scalar: NumpyScalar) -> Hashable:
     """Return the number, text or bytes that a numpy scalar equals and hashes like; a date or time as it is. Raises
     MalformedError for other dtypes."""
     order, kind, data = scalar.dtype[0], scalar.dtype[1], scalar.data
@@ -255,5 +255,5 @@ def _is_nan(scalar: NumpyScalar) -> bool:
     """Whether a numpy scalar is a NaN or NaT, which equals no other, and maybe not itself."""
     if scalar.dtype[1] in "mM":
         return int.from_bytes(scalar.data, "big" if scalar.dtype[0] == ">" else "little", signed=True) == -1 << 63
-    value = _scalar(scalar)
+    value = value_of(scalar)
     return value != value  # noqa: PLR0124

@@ -22,7 +22,9 @@ from ckptconv.outputs import computed, selection
 from ckptconv.outputs.naming import tree_of
 from ckptconv.outputs.notices import idle_sentences
 from ckptconv.pickles.children import ATOMS
-from ckptconv.pickles.nodes import TorchConstant
+from ckptconv.pickles.keys import value_of
+from ckptconv.pickles.nodes import NumpyScalar, TorchConstant
+from ckptconv.pickles.vocabulary import MalformedError
 from ckptconv.plan import Data, Plan
 from ckptconv.structure import keymap
 from ckptconv.structure.choice import Choice
@@ -311,8 +313,9 @@ def _values(*trees: Any) -> Iterator[tuple[str, Value]]:
     seen: set[int] = set()
     while stack:
         name, value = stack.pop()
+        value = _without_numpy(value)
         kind = type(value)
-        is_list = kind in (list, tuple) and all(type(item) in ATOMS for item in value)
+        is_list = kind in (list, tuple) and all(type(item) in ATOMS for item in map(_without_numpy, value))
         if is_list or kind in ATOMS or kind is TorchConstant:
             if name and value is not None:
                 yield name, _plain(value)
@@ -324,8 +327,17 @@ def _values(*trees: Any) -> Iterator[tuple[str, Value]]:
             stack.extend(reversed(inner_values if len(prefix) < _DEEPEST else []))
 
 
+def _without_numpy(value: Any) -> Any:
+    """Return the number, text or bytes that a numpy scalar is; anything else, such as a numpy time, as it is."""
+    try:
+        return value_of(value) if type(value) is NumpyScalar else value
+    except MalformedError:
+        return value
+
+
 def _plain(value: Any) -> Value:
     """Return a value as JSON has it, or text."""
+    value = _without_numpy(value)
     if type(value) in (list, tuple):
         return [_plain(item) for item in value[:_ITEMS]] + ["…"] * (len(value) > _ITEMS)
     if value is None or _is_number(value):

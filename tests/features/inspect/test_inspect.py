@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from checkpoints import ZERO, ckptconv, ckptconv_here
@@ -741,6 +742,12 @@ def test_values_are_those_of_json_and_others_are_documented_texts(tmp_path: Path
         "complex": (1 + 2j, "1+2j"),
         "big": (2**70, "1180591620717411303424"),
         "worst": (float("-inf"), "-inf"),
+        "best": (np.float64(0.3), 0.3),
+        "half": (np.float16(0.5), 0.5),
+        "seen": (np.int64(7), 7),
+        "over": (np.bool_(True), True),
+        "lost": (np.float32("nan"), "nan"),
+        "rates": ([np.float64(0.1), 0.2], [0.1, 0.2]),
     }
     torch.save({"w": torch.ones(2), **{name: value for name, (value, _) in values.items()}}, tmp_path / "x.pt")
     wanted = {name: plain for name, (_, plain) in values.items()}
