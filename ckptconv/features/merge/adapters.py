@@ -15,6 +15,7 @@ from ckptconv.features.merge.placing import Placed, placed
 from ckptconv.features.merge.tied import EMBEDDINGS, HEAD, Base, Head, is_saved, moves_head, rows_of, untied
 from ckptconv.features.sums.kernels import WeightedSum
 from ckptconv.formats.coded import parts_among
+from ckptconv.formats.source import MODEL_KEYS
 from ckptconv.tensors import casting
 from ckptconv.tensors.computing import Axis, Joined, Tiled
 from ckptconv.tensors.dtypes import DTYPES, SUMMED, DType
@@ -627,6 +628,15 @@ class _Work:
                 f"{self._path} has {memory!r}, which transformers stores in another layout in files than in memory, "
                 f"and {self._base.path} has no tensor of that name.",
                 "Save the base with the names of transformers in memory: model.state_dict().",
+            )
+        if longer := next((name for name in self._base.tensors if name.endswith(f".{memory}")), ""):
+            above = longer.removesuffix(memory)
+            first, _, rest = above.partition(".")
+            options = [f"--key {first}"] if first in MODEL_KEYS else [f"--strip-prefix {above}"]
+            options += [f"--strip-prefix {rest}"] if rest and first in MODEL_KEYS else []
+            return CorruptError(
+                f"{self._path} has {PREFIX}{memory}, but {self._base.path} has {memory!r} as {longer!r}.",
+                f"Give {' '.join(options)} to take the model without this prefix.",
             )
         return CorruptError(
             f"{self._path} has {PREFIX}{memory}, but {self._base.path} has no {memory!r}, also not under the other "

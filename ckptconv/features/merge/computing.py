@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ckptconv.features.merge import adapters, files, tied
-from ckptconv.formats.source import Source
+from ckptconv.formats.source import MODEL_KEYS, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import selection
 from ckptconv.outputs.computed import Again, Computing, From
@@ -15,6 +15,7 @@ from ckptconv.outputs.naming import Named, named
 from ckptconv.tensors import casting
 from ckptconv.tensors.dtypes import SUMMED
 from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.text import some
 
 
 def _given(source: Source) -> files.Merge:
@@ -41,13 +42,36 @@ def _merged(originals: Named, source: Source, options: Options) -> Named:
     described = originals.described._replace(tensors={**base.tensors, **casts})
     ties = {alias: owner for alias, owner in originals.ties.items() if not {alias, owner} & changes.untied}
     edit = functools.partial(_with_settings, settings=changes.settings) if changes.settings else originals.edit
-    notes = (*originals.notes, *changes.notes)
+    notes = (*originals.notes, *changes.notes, *_other_models(casts, base.tensors))
     merged = originals._replace(described=described, ties=ties, notes=notes, edit=edit)
     is_same = all(name in base.tensors and base.tensors[name].shape == casts[name].shape for name in casts)
     if (is_same and not changes.untied) or described.structure is None:
         return merged
     why = "an adapter adds tensors, or changes which tensors are tied."
     return merged.without_record(f"{source.path}: the structure record was left out: {why}")
+
+
+def _other_models(changed: Collection[str], names: Iterable[str]) -> Iterator[str]:
+    """Yield a note if the `changed` tensors are those under one key of a training checkpoint, such as model, and
+    tensors under others, such as ema, have the same names, or the same after a prefix."""
+    keys = {name.partition(".")[0] for name in changed}
+    inner = {name.partition(".")[2] for name in changed}
+    ends = {end for name in changed for end in _ends(name)}
+    same = {
+        name.partition(".")[0] for name in names if name.partition(".")[2] in ends or inner.intersection(_ends(name))
+    }
+    others = sorted(same - keys)
+    if len(keys) == 1 and others and (same | keys).intersection(MODEL_KEYS):
+        yield (
+            f"merged into {keys.pop()}: the tensors of the same names in {some(others, form=str)} stay unchanged. "
+            "--key takes one of them."
+        )
+
+
+def _ends(name: str) -> Iterator[str]:
+    """Yield the ends of a name, of two parts at least."""
+    parts = name.split(".")
+    yield from (".".join(parts[start:]) for start in range(1, len(parts) - 1))
 
 
 def _with_settings(config: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:

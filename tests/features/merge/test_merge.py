@@ -554,6 +554,34 @@ def test_an_adapter_that_is_given_twice_counts_twice_with_a_warning() -> None:
     assert warning.endswith("lora is given 2 times, and is counted as often.")
 
 
+def test_of_several_models_in_the_base_the_one_that_was_merged_into_is_named() -> None:
+    def weights(prefix: str = "") -> Tensors:
+        return {f"{prefix}a.weight": random(6, 5, seed=3), f"{prefix}b.weight": random(4)}
+
+    given = adapter(factors("a", 6, 5), "lora")
+    for base, merged, other in (
+        ({"model": weights("module."), "ema": weights()}, "ema", "model"),
+        ({"model": weights(), "head": random(4)}, "", ""),
+    ):
+        torch.save(base, "base.pt")
+        notes = [note for note in merge("base.pt", given, "out.safetensors").notes if note.startswith("merged into")]
+        told = (
+            f"merged into {merged}: the tensors of the same names in {other} stay unchanged. --key takes one of them."
+        )
+        assert notes == ([told] if merged else [])
+
+
+def test_a_base_below_a_prefix_is_refused_with_the_options_that_remove_it() -> None:
+    weights = {
+        f"model.net.{name}": tensor for name, tensor in {"a.weight": random(6, 5), "b.weight": random(4)}.items()
+    }
+    torch.save({"state_dict": weights}, "base.pt")
+    words = ("merge", "base.pt", adapter(factors("a", 6, 5), "lora"), "out")
+    run = ckptconv_here(*words)
+    run.refused(4, "has 'a.weight' as 'state_dict.model.net.a.weight'", "--key state_dict --strip-prefix model.net.")
+    assert ckptconv_here(*words, "--key", "state_dict", "--strip-prefix", "model.net.").code == 0
+
+
 def test_of_several_adapters_in_one_place_one_is_named() -> None:
     """As TRL saves what it trains with DPO beside the reference."""
     first, second = factors("a", 6, 5), {name: tensor * 3 for name, tensor in factors("a", 6, 5).items()}
