@@ -14,7 +14,7 @@ from typing import Any
 from ckptconv.errors import UsageError
 from ckptconv.features.maps.claims import UnknownNamesError
 from ckptconv.features.maps.compile import Applied, Cast, apply_map, unchanged
-from ckptconv.features.maps.file import MAX_BYTES, Map, parse_map
+from ckptconv.features.maps.file import MAX_BYTES, SUFFIX, Map, parse_map
 from ckptconv.features.maps.fitting import fitting, names_of_maps
 from ckptconv.features.maps.notation import axes_in
 from ckptconv.features.maps.options import SIZES
@@ -55,8 +55,10 @@ class ChosenMap:
                 self.map, tensors, sizes=self.sizes, config=self.config, target=self.target, shapes=shapes, cast=cast
             )
         except UnknownNamesError as error:
-            others = names_of_maps(fitting(tensors, self.map.name))
-            hint = f"Is this the right map? {others} {error.hint}"
+            # A file of the user's has other names than built-in maps on purpose.
+            is_ours = not self.map.name.endswith(SUFFIX)
+            others = f"Is this the right map? {names_of_maps(fitting(tensors, self.map.name))}" if is_ours else ""
+            hint = f"{others} {error.hint}" if is_ours else error.hint.replace("If it is: add", "Add")
             raise UnknownNamesError(error.message, hint.rstrip()) from None
         if not applied.lacking:
             return applied

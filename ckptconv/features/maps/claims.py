@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from ckptconv.errors import LimitError, UsageError
-from ckptconv.features.maps.file import Map, matches
+from ckptconv.features.maps.file import KEEPING, Map, matches
 from ckptconv.features.maps.notation import PLAIN, Name, Rule, Shift
 from ckptconv.text import quoted, some
 
@@ -381,7 +381,8 @@ def claimed(map_: Map, side: int, names: Iterable[str], *, strict: bool = True) 
             f"The map {map_.name} has no rule for {len(unclaimed)} of the tensors: {some(unclaimed)}. It takes the "
             f"names for those of its side {map_.sides[side]!r}."
             + (f" Most similar to the first is the map's {close}." if close else ""),
-            "If it is: add a rule for each tensor, list it under [keep] or [drop], or leave it out with --exclude.",
+            f"If it is: add a rule for each tensor, or leave it out with --exclude. {KEEPING} To rename only some "
+            "tensors: --rename 'REGEX=REPL'.",
         )
     return claims
 

@@ -25,6 +25,8 @@ _FORM = (
     "A map is a file of rules in TOML, each of them [[rule]] and a line for each side, such as old = 'a.weight' and "
     "new = 'b.weight'. To rename without a map: --rename 'REGEX=REPL'."
 )
+# How a map keeps names without a rule for each.
+KEEPING = "[keep], and below it old = ['layers.*'], keeps names as they are; [drop] leaves tensors out."
 _TABLES = ("rule", "sizes", "keep", "drop")
 # Texts for people: the source and the purpose of a map; a note on a rule.
 _WORDS = ("about", "description", "note", "notes", "source", "sources", "title", "url", "version")
@@ -91,7 +93,7 @@ def parse_map(text: str, name: str) -> Map:
     tables = _toml(text, name)
     for key, value in tables.items():
         if key not in _TABLES and not (key in _WORDS and _is_text(value)):
-            raise UsageError(f"{name}: {quoted(key)} is not a part of a map.", f"A map has {some(_TABLES, form=str)}.")
+            raise UsageError(f"{name}: {quoted(key)} is not a part of a map.", f"{_FORM} {KEEPING}")
     rule_tables = tables.get("rule", [])
     if (
         not isinstance(rule_tables, list)

@@ -559,3 +559,13 @@ def test_the_size_of_a_difference_is_no_rule(tmp_path: Path) -> None:
     save_file({"a": torch.ones(2)}, tmp_path / "a.safetensors")
     run = ckptconv_here("diff", tmp_path / "a.safetensors", tmp_path / "a.safetensors", "--tolerance", "1e-3")
     run.refused(2, "--tolerance is a rule", "--rtol or --atol")
+
+
+def test_a_key_that_one_side_lacks_is_said_to_apply_to_both(tmp_path: Path) -> None:
+    torch.save({"model": {"w": torch.ones(2)}}, tmp_path / "a.pt")
+    torch.save({"w": torch.ones(2)}, tmp_path / "b.pt")
+    words = ("diff", tmp_path / "a.pt", tmp_path / "b.pt")
+    ckptconv_here(*words, "--key", "model").refused(
+        2, "--key applies to both sides.", "give instead --strip-prefix model."
+    )
+    assert ckptconv_here(*words, "--strip-prefix", "model.").code == 0

@@ -115,6 +115,12 @@ def test_names_that_a_map_lacks_first_raise_the_question_whether_it_is_the_right
     assert str(caught.value).count("'blocks.0.other.weight'") == 1
     assert "It takes the names for those of its side 'olmo'." in caught.value.message
     assert caught.value.hint.startswith("Is this the right map? No other built-in map has all of the names. If it is:")
+    # A file of the user's is the right one: it says how the other names stay.
+    (tmp_path / "my.toml").write_text("[[rule]]\nold = 'blocks.0.other.weight'\nnew = 'w'\n")
+    with pytest.raises(UsageError, match="no rule for 7 of the tensors") as caught:
+        convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", map=str(tmp_path / "my.toml"))
+    assert caught.value.hint.startswith("Add a rule for each tensor, or leave it out with --exclude. [keep], and below")
+    assert caught.value.hint.endswith("To rename only some tensors: --rename 'REGEX=REPL'.")
 
 
 def test_a_rule_that_is_required_says_so_by_true(tmp_path: Path) -> None:
