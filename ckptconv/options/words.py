@@ -66,6 +66,7 @@ ELSEWHERE = {
         "Formats of TensorFlow, JAX and numpy are not written: their programs load safetensors, with "
         "safetensors.tensorflow, .flax and .numpy."
     ),
+    "npy": 'ckptconv.open(INPUT, framework="np") reads tensors as arrays in Python: numpy.save writes one.',
     "gptq awq": "GPTQ and AWQ need sample data: use their own programs, or convert --quantize fp8-block.",
     "unmerge demerge extract-lora lora-extract": (
         "An adapter cannot be taken out of a merged model again: keep its base. ckptconv diff BASE MODEL --delta DIR "

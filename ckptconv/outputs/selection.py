@@ -255,8 +255,8 @@ def left_wider(tensors: Mapping[str, LazyTensor], dtype: str) -> tuple[str, ...]
     ]
     if not wider:
         return ()
-    which, them = (f"{len(wider)} tensors are", "them") if len(wider) > 1 else ("1 tensor is", "it")
-    return (f"{which} wider than {dtype}, left unchanged: {some(wider, _SHOWN)}. Give --dtype {dtype} to cast {them}.",)
+    which, them = (f"{len(wider)} tensors keep", "them") if len(wider) > 1 else ("1 tensor keeps", "it")
+    return (f"{which} a wider dtype than {dtype}: {some(wider, _SHOWN)}. Give --dtype {dtype} to cast {them}.",)
 
 
 # Tensors that a message lists.

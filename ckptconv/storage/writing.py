@@ -168,7 +168,7 @@ def writing(path: str) -> Iterator[None]:
             errno.EROFS: "Choose an output on a file system that can be written.",
             errno.EACCES: "Choose an output you may write, or change its permissions.",
             errno.EPERM: "Choose an output you may write, or change its permissions.",
-            errno.ENOENT: "Create its directory first.",
+            errno.ENOENT: "Create its directory, or choose another: in some, such as /proc, no file can be created.",
         }
         hint = hints.get(error.errno or 0, "")
         raise FailedError(f"{path} cannot be written: {reason(error)}. It was not published.", hint) from error

@@ -35,10 +35,14 @@ def plan(source: Source, target: Target, options: Options) -> Output:
     planned = output_with(source, target, options, content, file_plans(content, options, target.layout))
     notes = [*planned.notices.notes]
     if source.training is not None and not options.states:
-        notes.append(f"There are no optimizer states in it: --states PATH adds them, such as --states {source.path}.")
+        notes.append(
+            f"There are no optimizer states in it: --states PATH adds them, such as --states {source.path}. "
+            "--model-key and --optimizer-key give the keys of weights and states."
+        )
     if _has_numbers(source, options, content):
         notes.append(
-            f"The optimizer's states are numbered, as in {source.path}; FSDP2 needs names: --states {source.path}."
+            f"The optimizer's states are numbered, as in {source.path}; FSDP2 needs names: --states {source.path} "
+            "gives them, under the keys of --model-key and --optimizer-key."
         )
     return planned._replace(notices=planned.notices._replace(notes=tuple(notes)))
 

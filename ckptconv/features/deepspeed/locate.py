@@ -183,9 +183,9 @@ def _locate_below(place: Location, tag: str) -> TagDirectory:
             f"Give one of them: {_shortened(below)}.",
         )
     raise UsageError(
-        f"{place} is not a DeepSpeed checkpoint{with_tag}: it has neither `latest` nor files named *_optim_states.pt "
-        "or *_model_states.pt, nor has a directory in it.",
-        "Give the directory that was passed to save_checkpoint.",
+        f"{place} is not a DeepSpeed checkpoint{with_tag}: there is neither `latest` nor a file named "
+        "*_optim_states.pt or *_model_states.pt in it, or in a directory in it.",
+        "Give the directory that was passed to save_checkpoint. ckptconv convert takes checkpoints of other programs.",
     )
 
 

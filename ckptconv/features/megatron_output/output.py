@@ -51,6 +51,7 @@ from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import some
 
 _CHECKPOINT_VERSION = 3.0
+_CORE, _ENGINE = "Megatron-core", "Transformer Engine"
 NAMESPACE = Global("argparse", "Namespace")
 
 
@@ -98,8 +99,8 @@ def plan(source: Source, target: Target, options: Options) -> Output:
     of_engine = options.to == TRANSFORMER_ENGINE
     if not all(ADAPTER in name for name in stored.tensors):
         notes.append(
-            f"For layers of {'Transformer Engine' if of_engine else 'Megatron-core itself'}: --to "
-            f"{LOCAL if of_engine else TRANSFORMER_ENGINE} writes for the others."
+            f"The layers have the names of {_ENGINE if of_engine else _CORE}. For those of "
+            f"{_CORE if of_engine else _ENGINE}, give --to {LOCAL if of_engine else TRANSFORMER_ENGINE}."
         )
     if EMBEDDINGS not in stored.tensors and not stored.layers:
         content.warnings.append(
@@ -160,8 +161,8 @@ def completed(
         args = derived.values
         if not args:
             notes.append(
-                "No arguments were written: embeddings and a config.json with the number of attention heads say them. "
-                "Megatron-LM then takes all of them from its command line."
+                "No arguments were written: they come from embeddings, and from a config.json with the number of "
+                "attention heads. Give them to Megatron-LM on its command line."
             )
         if derived.untold:
             notes.append(f"Not among the arguments, so give them to Megatron-LM: {some(derived.untold)}.")

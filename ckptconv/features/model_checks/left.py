@@ -41,7 +41,8 @@ STAYING = (
     Row("*.pkl *.pickle", "", "pickle", "pickles, which are never copied"),
 )
 FOLDER, STEP, UNKNOWN = "folders are not copied", "by its name, another step", "not known as a model's"
-_STEP = re.compile(r"(?:[A-Za-z_]+[-_=]?)?\d+")
+# Not the optimizer_0 of accelerate.
+_STEP = re.compile(r"(?!optim)(?:[A-Za-z_]+[-_=]?)?\d+")
 _ELSEWHERE = "those of another folder are copied"
 # Names with one reason that are shown.
 _SHOWN = 100

@@ -214,8 +214,8 @@ class _Modules:
         count = sum(self.classes.values())
         them = "1 whole module, an object" if count == 1 else f"{count} whole modules, objects"
         yield (
-            f"It holds {them} of {some(self.classes, 3)}: the output has the result of their state_dict(). Other "
-            "attributes are left out; --raw converts all."
+            f"{self._where} holds {them} of {some(self.classes, 3)}: the output has the result of their state_dict(). "
+            "Other attributes are left out; --raw converts all."
         )
         if self._left:
             yield (

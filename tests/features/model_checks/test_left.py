@@ -76,6 +76,14 @@ def test_an_earlier_output_beside_the_steps_of_a_run_is_read_with_a_warning(tmp_
     assert "step-100, step-200." in warning
 
 
+def test_the_directory_of_an_optimizer_is_no_step() -> None:
+    assert [reason_of(name, "directory") for name in ("optimizer_0", "step_100", "onnx")] == [
+        "folders are not copied",
+        "by its name, another step",
+        "folders are not copied",
+    ]
+
+
 def test_people_read_names_by_reason_but_no_hidden_ones(source: Path, tmp_path: Path) -> None:
     (note,) = noted(convert(source, tmp_path / "out", copy_config=True).notes)
     assert note.startswith(f"left in {source}: ")

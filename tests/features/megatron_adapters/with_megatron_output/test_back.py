@@ -110,7 +110,7 @@ def test_without_a_step_to_be_like_the_settings_are_said(tmp_path: Path) -> None
     run = ckptconv_here("convert", equal(model, tmp_path / "peft"), tmp_path / "out", *words(model, *TO_STEP))
     done(run)
     assert f"dim {RANK}, alpha {ALPHA}, dropout 0, as {tmp_path}/peft/adapter_config.json says: the step" in run.out
-    assert "No arguments were written: embeddings and a config.json" in run.out
+    assert "No arguments were written: they come from embeddings, and from a config.json" in run.out
     assert len(held(tmp_path / "out/release")) == len(model.stacked())
 
 
