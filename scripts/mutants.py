@@ -145,13 +145,13 @@ MUTANTS = [
         "tests/pickles",
     ),
     Mutant(
-        "structure/record",
+        "structure/keymap",
         "        new = (aliases or {}).get(new, new)\n",
         "",
         "tests/structure tests/outputs/test_selection.py",
     ),
     Mutant(
-        "structure/record",
+        "structure/reading",
         "if known != name and known in flat and name in flat:",
         "if known == name:",
         "tests/structure/test_keymap.py -k record_gives",

@@ -41,7 +41,8 @@ from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, is_remote
 from ckptconv.storage.reading import Reader
 from ckptconv.structure import parted
-from ckptconv.structure.record import FILE_NAME, METADATA_KEY, RESERVED, claimed_equal
+from ckptconv.structure.reading import claimed_equal
+from ckptconv.structure.record import FILE_NAME, METADATA_KEY, RESERVED
 from ckptconv.tensors.dtypes import DTYPES_BY_CODE, DType
 from ckptconv.tensors.lazy import Equal, LazyTensor, Stored
 from ckptconv.tensors.moves import File

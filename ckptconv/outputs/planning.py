@@ -30,7 +30,7 @@ from ckptconv.plan import (
     shard_names,
 )
 from ckptconv.storage.paths import basename
-from ckptconv.structure.record import FILE_NAME, METADATA_KEY, Flattened, classes, plain_record
+from ckptconv.structure.record import FILE_NAME, METADATA_KEY, Flattened, plain_record
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import some
 from ckptconv.version import __version__
@@ -259,7 +259,11 @@ def _notices(
     """Return the notices about an output with this `structure` record; `uncastable` are names in the output."""
     bits = () if options.structure or not source.structured else tuple(sorted(uncastable))
     is_part = options.key or options.include or options.exclude or not options.structure
-    kept = classes(structure) if source.files.opaque and is_part else None
+    kept = None
+    if source.files.opaque and is_part:
+        from ckptconv.structure.reading import classes
+
+        kept = classes(structure)
     values = described.values if structure is not None else ()
     is_left = options.for_hub and described.values
     left = (f"left out, because they are not tensors: {some(described.values)}",) if is_left else ()

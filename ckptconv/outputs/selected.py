@@ -12,7 +12,7 @@ from ckptconv.outputs import selection
 from ckptconv.plan import FilePlan
 from ckptconv.structure import parted
 from ckptconv.structure.choice import Choice
-from ckptconv.structure.record import RESERVED, Flattened, plain_record, remap
+from ckptconv.structure.record import RESERVED, Flattened, plain_record
 from ckptconv.tensors.lazy import Equal, LazyTensor
 
 # The metadata of every safetensors file: loaders ask which library's tensors it holds.
@@ -142,4 +142,8 @@ class Selected(NamedTuple):
             return record if self.structured else None
         if record is None and self.structured and any(old != new for old, new in self.names.items()):
             record = plain_record(self.names)
-        return remap(record, self.names, aliases) if self.structured else None
+        if record is None or not self.structured:
+            return None
+        from ckptconv.structure.keymap import remap
+
+        return remap(record, self.names, aliases)

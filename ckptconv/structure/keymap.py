@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ckptconv.errors import UnsupportedError
 from ckptconv.structure import leaves
 from ckptconv.structure.encoder import RecordEncoder
-from ckptconv.structure.record import Flattened, dump, remap
+from ckptconv.structure.record import Flattened, dump
 from ckptconv.tensors.dtypes import DTYPE_RANK
 
 if TYPE_CHECKING:
@@ -98,3 +98,29 @@ def _is_plain(root: Sequence[Any]) -> bool:
 def _in_file_order(flat: Mapping[str, Any]) -> bool:
     ranks = (-DTYPE_RANK.get(leaves.dtype_name(tensor), -1) for tensor in flat.values())
     return all(starmap(lt, pairwise(zip(ranks, flat, strict=True))))
+
+
+def remap(structure: str | None, renames: Mapping[str, str], aliases: Mapping[str, str] | None = None) -> str | None:
+    """Return the record for renamed tensors: first apply `renames` {old: new}, then `aliases` {removed: kept} to the
+    new names. Names in neither stay.
+
+    Keys of the tree are not names, and stay. None stays None: a plain dict under new names is a plain dict; call
+    `plain_record` first to keep its keys. Raise CorruptError for a malformed record.
+    """
+    if structure is None or not (aliases or any(old != new for old, new in renames.items())):
+        return structure
+    from ckptconv.structure.reading import name_of, parse, tensors_of
+
+    record = parse(structure)
+    for leaf, implied in tensors_of(record):
+        if "dropped" in leaf:
+            continue
+        old = name_of(leaf, implied)
+        new = renames.get(old, old)
+        facts = {key: value for key, value in leaf.items() if key != "name"}
+        leaf.clear()
+        new = (aliases or {}).get(new, new)
+        if new != implied:
+            leaf["name"] = new
+        leaf.update(facts)
+    return dump(record.root, record.nodes, record.storages)

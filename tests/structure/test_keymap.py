@@ -23,8 +23,9 @@ from safetensors.torch import load_file, save_file
 from trees import lazy, trees, view
 
 from ckptconv.errors import UsageError
-from ckptconv.structure.keymap import describe, flatten
-from ckptconv.structure.record import claimed_equal, plain_record, remap, tensor_names
+from ckptconv.structure.keymap import describe, flatten, remap
+from ckptconv.structure.reading import claimed_equal, tensor_names
+from ckptconv.structure.record import plain_record
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Inline, LazyTensor, Tagged, TensorFacts
 

@@ -43,7 +43,7 @@ from ckptconv.pickles.children import ATOMS, MAPPINGS, is_tensor, walk
 from ckptconv.pickles.nodes import Composite
 from ckptconv.plan import Data, FilePlan, Literal, Part, Trailer
 from ckptconv.structure.choice import Choice
-from ckptconv.structure.record import tensor_names
+from ckptconv.structure.reading import tensor_names
 from ckptconv.tensors.lazy import Derived, Equal, LazyTensor, Narrow, Stored, Tagged, View, untagged
 from ckptconv.text import some
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ckptconv.structure.record import dump, name_of, parse, plain_record, tensors_of
+from ckptconv.structure.reading import name_of, parse, tensors_of
+from ckptconv.structure.record import dump, plain_record
 
 
 def without_storages(record: str | None, names: Iterable[str]) -> str:

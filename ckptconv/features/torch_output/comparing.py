@@ -12,7 +12,8 @@ from ckptconv.features.unflattening.decoder import unflatten
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.storage.paths import is_remote
-from ckptconv.structure.record import dump, parse, tensors_of
+from ckptconv.structure.reading import parse, tensors_of
+from ckptconv.structure.record import dump
 from ckptconv.verification.names import rename_of
 from ckptconv.verification.pairs import Attested, Differences
 from ckptconv.verification.report import CheckedOutput, Verification

@@ -6,7 +6,7 @@ from typing import Any
 
 from ckptconv.structure import leaves
 from ckptconv.structure.dtype_views import PAIRS, STORED_AS
-from ckptconv.structure.record import expect
+from ckptconv.structure.reading import expect
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import LazyTensor, Stored, View
 from ckptconv.tensors.strides import contiguous_strides

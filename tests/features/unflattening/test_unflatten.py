@@ -28,8 +28,8 @@ from ckptconv.features.unflattening.decoder import unflatten
 from ckptconv.formats.torch.file import read_torch
 from ckptconv.pickles.nodes import Composite, Global, NumpyScalar, Opaque, Size, TorchConstant
 from ckptconv.pickles.vocabulary import WHOLE_TREES
-from ckptconv.structure.keymap import flatten
-from ckptconv.structure.record import plain_record, remap
+from ckptconv.structure.keymap import flatten, remap
+from ckptconv.structure.record import plain_record
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Concat, Convert, Tagged, TensorFacts
 from ckptconv.tensors.moves import Conjugate

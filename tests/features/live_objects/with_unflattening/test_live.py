@@ -24,8 +24,7 @@ from ckptconv.errors import CorruptError
 from ckptconv.features.unflattening.decoder import unflatten
 from ckptconv.pickles.nodes import Composite, Global, NumpyScalar, TorchConstant
 from ckptconv.structure.choice import Choice
-from ckptconv.structure.keymap import flatten
-from ckptconv.structure.record import remap
+from ckptconv.structure.keymap import flatten, remap
 
 # ------------------------------------------------------------------------------------------------------- live torch
 
