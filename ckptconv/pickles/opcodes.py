@@ -5,9 +5,6 @@ Those that are frequent stand in the machine's loop, so that no call is needed f
 
 from __future__ import annotations
 
-import codecs
-import math
-import re
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -17,22 +14,11 @@ from ckptconv.pickles.calls import Calls, is_kwargs
 from ckptconv.pickles.containers import SET_COST
 from ckptconv.pickles.nodes import Opaque
 from ckptconv.pickles.vocabulary import ExcessiveError, Limits, MalformedError, RefusedError, Vocabulary
-from ckptconv.text import brief
 
 # Memo entry for a value that a lean run does not keep.
 HOLE: Any = object()
 # Not a pickle opcode: the machine appends it to the bytes of a frame.
 END_OF_FRAME = b"\0"
-# Python itself reads integers of no more digits.
-_MAX_DIGITS = 4300
-# Numbers in text, as picklers write them. CPython's two unpicklers accept other forms, each its own.
-_WHOLE = re.compile(rb"0|-?[1-9][0-9]*")
-_REAL = re.compile(rb"-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
-# Valid escapes in strings; group 1 is a backslash that begins none.
-_ESCAPES = re.compile(rb"\\(?:[\\'\"abfnrtv\n]|[0-3]?[0-7]{1,2}(?![0-7])|[0-3][0-7]{2}|x[0-9a-fA-F]{2})|(\\)")
-# As numbers are spelled that have no digits. Each NaN is an object, and a key, of its own.
-_SPECIAL = frozenset((b"inf", b"-inf", b"nan"))
-
 _i32 = struct.Struct("<i").unpack_from
 _u32 = struct.Struct("<I").unpack_from
 _u64 = struct.Struct("<Q").unpack_from
@@ -277,39 +263,15 @@ def _long(machine: State, length: int) -> int:
     return int.from_bytes(machine.take(_checked(machine, length)), "little", signed=True)
 
 
-def _digits(machine: State, line: bytes) -> int:
-    # A byte holds 2.4 digits.
-    if len(line) > min(machine.limits.int_bytes * 12 // 5, _MAX_DIGITS):
-        raise ExcessiveError(f"has an integer of {len(line)} digits")
-    if _WHOLE.fullmatch(line):
-        return int(line)
-    machine.odd(f"has {brief(line)[1:]} instead of a number")
-    try:
-        return int(line)
-    except ValueError:
-        return 0
+def _line_as(kind: str) -> Callable[[State], Any]:
+    """Return the function that reads the next line as a value of this kind, which only protocol 0 writes as text."""
 
+    def read(machine: State) -> Any:
+        from ckptconv.pickles import text_values
 
-def _int(machine: State) -> Any:
-    line = machine.line()
-    return {b"00": False, b"01": True}[line] if line in (b"00", b"01") else _digits(machine, line)
+        return getattr(text_values, kind)(machine.line(), machine)
 
-
-def _text_float(machine: State) -> float:
-    line = machine.line()
-    value = float(line) if _REAL.fullmatch(line) or line in _SPECIAL else None
-    # For a number that is too large, one of CPython's unpicklers makes infinity; the other refuses it.
-    if value is None or (math.isinf(value) and line not in _SPECIAL):
-        machine.odd(f"has {brief(line)[1:]} instead of a number")
-        return 0.0
-    return value
-
-
-def _text_index(machine: State) -> int:
-    index = _digits(machine, machine.line())
-    if index < 0:
-        raise MalformedError("has a negative index")
-    return index
+    return read
 
 
 def python2(data: bytes) -> Any:
@@ -318,17 +280,6 @@ def python2(data: bytes) -> Any:
         return str(data, "utf-8")
     except UnicodeDecodeError:
         return data
-
-
-def _string(machine: State) -> Any:
-    line = machine.line()
-    if len(line) < 2 or line[:1] != line[-1:] or line[:1] not in (b"'", b'"'):
-        raise MalformedError("has a string without quotes")
-    if any(escape[1] for escape in _ESCAPES.finditer(line[1:-1])):
-        # Python only warns, and reads something else.
-        machine.odd("has a string with an invalid escape")
-        return ""
-    return python2(codecs.escape_decode(line[1:-1])[0])
 
 
 def _unicode(machine: State) -> str:
@@ -347,6 +298,7 @@ def _refuse(reason: str) -> Callable[[State], None]:
 
 
 _EXTENSION = _refuse("names a class by a number of the extension registry, which only the writing Python knows")
+_index, _quoted = _line_as("index"), _line_as("quoted")
 _BUFFER = _refuse("needs a buffer from outside the pickle")
 
 RARE: dict[int, Callable[[State], None]] = {
@@ -370,15 +322,15 @@ RARE: dict[int, Callable[[State], None]] = {
     0x90: _add_items,
     0x91: _push(lambda m: frozenset(m.keys.set_of(_stored(m)))),
     # numbers
-    ord("I"): _push(_int),
-    ord("L"): _push(lambda m: _digits(m, m.line().removesuffix(b"L"))),
+    ord("I"): _push(_line_as("integer")),
+    ord("L"): _push(_line_as("long")),
     0x8A: _push(lambda m: _long(m, m.take(1)[0])),
     0x8B: _push(lambda m: _long(m, m.number(_i32, 4))),
-    ord("F"): _push(_text_float),
+    ord("F"): _push(_line_as("real")),
     # text and bytes
     ord("V"): _push(_unicode),
     0x8D: _push(lambda m: str(m.take(m.number(_u64, 8)), "utf-8", "surrogatepass")),
-    ord("S"): _push(_string),
+    ord("S"): _push(lambda m: python2(_quoted(m))),
     ord("T"): _push(lambda m: python2(m.take(m.number(_i32, 4)))),
     ord("U"): _push(lambda m: python2(m.take(m.take(1)[0]))),
     ord("B"): _push(lambda m: m.take(m.number(_u32, 4))),
@@ -391,6 +343,6 @@ RARE: dict[int, Callable[[State], None]] = {
     ord("0"): _pop,
     ord("1"): lambda m: m.above_mark().clear(),
     ord("2"): _push(lambda m: m.stack[-1]),
-    ord("g"): _push(lambda m: m.get(_text_index(m))),
-    ord("p"): lambda m: m.put(_text_index(m), m.stack[-1]),
+    ord("g"): _push(lambda m: m.get(_index(m))),
+    ord("p"): lambda m: m.put(_index(m), m.stack[-1]),
 }
