@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 from ckptconv.errors import AGAIN, CkptconvError, CorruptError, LimitError, TruncatedError, UnsupportedError
 from ckptconv.storage import LOCAL_SIGNATURE
-from ckptconv.storage.packed import check_ratio
 from ckptconv.storage.paths import is_remote
 from ckptconv.storage.reading import DESCRIPTIONS, Reader, max_gap
 from ckptconv.storage.records import Records
@@ -464,6 +463,8 @@ class Archive:
 
     def deflated(self, row: int, name: str) -> File:
         """Return the content of a deflated storage, a member, as a file compressed within this one."""
+        from ckptconv.storage.packed import check_ratio  # most archives store their members
+
         file, size, packed = self.file, self.sizes[row], self.packed[row]
         path = f"{file.path}/{self.prefix}{name}"
         check_ratio(path, packed, size)

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ckptconv.errors import CorruptError, FailedError, MissingError, UsageError
-from ckptconv.storage.packed import unpacking
 from ckptconv.storage.paths import is_remote
 from ckptconv.storage.reading import Entry, Options, Reader, changed, ends_early
 from ckptconv.storage.stores import reached
@@ -23,16 +22,13 @@ from ckptconv.tensors.moves import File
 from ckptconv.text import reason
 
 if TYPE_CHECKING:
+    from ckptconv.storage.buffered import BufferedReader
     from ckptconv.storage.spool import Spool
 
 # Number of files to keep open for the next read; within a common limit on descriptors (1,024).
 OPEN_FILES = 256
 # readv takes at most this many buffers in one call (IOV_MAX on every system we know).
 MAX_BUFFERS = 1024
-# Bytes to read for a small part of a description, from a local and a remote file; number of such blocks to keep.
-LOCAL_BUFFER, REMOTE_BUFFER, BUFFERS_KEPT = 1 << 11, 1 << 16, 8
-# Bytes of the kept blocks at most, if there is more than one.
-MAX_BUFFERED = 1 << 20
 
 
 # --------------------------------------------------------------------------------------------------------- places
@@ -202,97 +198,6 @@ class LocalReader(DescriptorReader):
         os.close(self._fd)
 
 
-class BufferedReader(Reader):
-    """Reads descriptions, which are many small things near each other. Each miss reads a block; a few blocks are kept.
-
-    A block begins at the requested offset; with `around`, it extends by a block's size to both sides of the request.
-    `bytes_read` counts the bytes requested from `reader`, except by `fill`, which bypasses the buffer.
-    """
-
-    def __init__(self, reader: Reader, around: bool = False) -> None:
-        self.file = reader.file
-        self.bytes_read = 0
-        self._reader, self._around = reader, around
-        remote_file = is_far(reader.file.path)
-        self._block = REMOTE_BUFFER if remote_file else LOCAL_BUFFER
-        # Blocks of remote files are shared: a file may be opened several times to inspect it. Local ones are quickly
-        # read again.
-        self._blocks = _remote_blocks if remote_file and reader.file.stamp else _Blocks()
-        self._position, self._data = 0, b""
-
-    def read_at(self, offset: int, length: int) -> bytes:
-        size, block = self.file.size, self._block
-        if offset + length > size or (length >= block and not self._around):
-            return self.read_past(offset, length)
-        data = self._blocks.find(self.file, offset, length)
-        if data is None:
-            if self._around:
-                start, stop = max(offset - block, 0), min(offset + length + block, size)
-            else:
-                # Usually the following bytes are wanted next. But the end of a file is read backwards, so the last
-                # block starts earlier.
-                start = min(offset, max(size - block, 0))
-                stop = min(start + block, size)
-            past = self.read_past(start, stop - start)
-            self._blocks.keep(self.file, start, past)
-            data = past[offset - start : offset - start + length]
-        return data
-
-    def read_on(self, offset: int, length: int, stop: int) -> bytes:
-        """Return `length` bytes from `offset`, fewer if `stop` comes before, or more if more was already read.
-
-        Of the bytes that the last call returned, only those before `offset` are dropped; the rest is not read again.
-        """
-        skipped = offset - self._position
-        kept = self._data[skipped:] if 0 <= skipped < len(self._data) else b""
-        end, wanted = offset + len(kept), min(offset + length, stop)
-        self._position, self._data = offset, kept + self.read_past(end, wanted - end) if wanted > end else kept
-        return self._data
-
-    def read_past(self, offset: int, length: int) -> bytes:
-        """Return exactly `length` bytes from `offset`, bypassing the buffer."""
-        data = self._reader.read_at(offset, length)
-        self.bytes_read += length
-        return data
-
-    def fill(self, offset: int, buffers: Sequence[memoryview]) -> None:
-        self._reader.fill(offset, buffers)
-
-    def close(self) -> None:
-        self._reader.close()
-
-
-class _Blocks:
-    """The most recently used blocks of descriptions, shared by several threads."""
-
-    def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[File, int], bytes] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def find(self, file: File, offset: int, length: int) -> bytes | None:
-        with self._lock:
-            # Most often it is the last one that is wanted again.
-            for key, data in reversed(self._kept.items()):
-                start = key[1]
-                if start <= offset and offset + length <= start + len(data) and key[0] == file:
-                    self._kept.move_to_end(key)
-                    return data[offset - start : offset - start + length]
-        return None
-
-    @property
-    def _nbytes(self) -> int:
-        return sum(map(len, self._kept.values()))
-
-    def keep(self, file: File, start: int, data: bytes) -> None:
-        with self._lock:
-            self._kept[file, start] = data
-            while len(self._kept) > BUFFERS_KEPT or (len(self._kept) > 1 and self._nbytes > MAX_BUFFERED):
-                self._kept.popitem(last=False)
-
-
-_remote_blocks = _Blocks()
-
-
 class Readers:
     """Readers by file, opened at first use; beyond a limit, the least recently used one is closed. Packed files are
     unpacked into a temporary file in `directory`."""
@@ -335,6 +240,8 @@ class Readers:
             return _in_memory.get(file.path) or _opened(file, self._options)
         # `reading`, which opens files, does so in one thread at a time.
         if self._contents is None:
+            from ckptconv.storage.packed import unpacking
+
             self._contents = unpacking(file.path).Contents(self)
         reader: Reader = self._contents.reader_of(file)
         return reader
@@ -352,6 +259,8 @@ class Readers:
         """Announce how many bytes of each packed file will be read. Raises UnsupportedError if nothing unpacks them,
         FailedError if the largest has no room."""
         if reading:
+            from ckptconv.storage.packed import unpacking
+
             unpacking(next(iter(reading)).path)
         self.expected = reading
         size = max((file.size for file in reading), default=0)
@@ -412,7 +321,11 @@ def open_reader(file: File | str, options: Options | None = None, *, around: boo
             raise UsageError(f"{file} is {entry.described}, where a file was expected.")
         file = entry.file
     reader = _opened(file, options)
-    return BufferedReader(reader, around) if around or is_far(file.path) else reader
+    if not around and not is_far(file.path):
+        return reader
+    from ckptconv.storage.buffered import BufferedReader
+
+    return BufferedReader(reader, around, far=is_far(file.path))
 
 
 def _opened(file: File, options: Options | None) -> Reader:

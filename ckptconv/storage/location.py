@@ -101,10 +101,6 @@ class Location:
         """Return a reader of the descriptions in this file."""
         return files.open_reader(self.file or self.path, self.options)
 
-    def open_buffered(self) -> files.BufferedReader:
-        """Return a reader of this file that also fetches the bytes around a description."""
-        return files.open_reader(self.file or self.path, self.options, around=True)
-
     def read_text(self, limit: int) -> str:
         """Return the text of this small file. Raises CorruptError if it is larger than `limit` bytes or not UTF-8."""
         return files.read_text(self.path, limit, self.options)

@@ -8,15 +8,8 @@ from pathlib import Path
 import pytest
 
 from ckptconv.errors import CorruptError
-from ckptconv.storage.files import (
-    BUFFERS_KEPT,
-    LOCAL_BUFFER,
-    MAX_BUFFERED,
-    BufferedReader,
-    LocalReader,
-    look,
-    open_reader,
-)
+from ckptconv.storage.buffered import BUFFERS_KEPT, LOCAL_BUFFER, MAX_BUFFERED, BufferedReader
+from ckptconv.storage.files import LocalReader, look, open_reader
 from ckptconv.storage.reading import Reader
 
 DATA = random.Random(3).randbytes(64 * LOCAL_BUFFER)

@@ -7,7 +7,8 @@ from ckptconv.formats.torch.container import MAX_PICKLE
 from ckptconv.pickles.machine import Loaded, load
 from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.vocabulary import PLAIN, Limits, Vocabulary
-from ckptconv.storage.files import BufferedReader
+from ckptconv.storage.buffered import BufferedReader
+from ckptconv.storage.files import is_far
 from ckptconv.storage.reading import Reader
 
 # The most bytes in which to search for the end of a pickle before parsing it.
@@ -41,7 +42,7 @@ class Pickles:
         self.globals: dict[Global, None] = {}
         self.opaque: dict[Global, None] = {}
         self.file = reader.file
-        self._buffer = BufferedReader(reader)
+        self._buffer = BufferedReader(reader, far=is_far(reader.file.path))
         self._stop = stop
         self._limits = limits
         # Bytes read at first for a pickle; doubled as long as the pickle does not end within them.

@@ -25,7 +25,8 @@ from ckptconv.features.joining.names import MAX_VALUE, named, named_in
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.zip import read_zip
 from ckptconv.storage import LOCAL_SIGNATURE as ZIP
-from ckptconv.storage.files import BufferedReader
+from ckptconv.storage.buffered import BufferedReader
+from ckptconv.storage.files import open_reader
 from ckptconv.storage.location import Location
 from ckptconv.storage.reading import Reader
 from ckptconv.storage.records import Record, Records
@@ -162,7 +163,8 @@ class Entries:
     @contextmanager
     def _reading(self, file: File) -> Iterator[BufferedReader]:
         # The end of an entry is close to the beginning of the next: a buffer serves both.
-        with self.place.at(file).open_buffered() as reader:
+        place = self.place.at(file)
+        with open_reader(place.file or place.path, place.options, around=True) as reader:
             try:
                 yield reader
             finally:

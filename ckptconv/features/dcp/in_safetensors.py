@@ -16,7 +16,7 @@ from ckptconv.features.dcp.names import SHARD, SHARDING
 from ckptconv.features.joining.names import named
 from ckptconv.formats import model_files, safetensors
 from ckptconv.storage import strict_json
-from ckptconv.storage.files import BufferedReader
+from ckptconv.storage.buffered import BufferedReader
 from ckptconv.storage.location import Location
 from ckptconv.tensors.lazy import LazyTensor, Stored
 

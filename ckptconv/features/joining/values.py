@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 from ckptconv.errors import CorruptError, LimitError
 from ckptconv.plan import Input
 from ckptconv.storage.ahead import ahead
+from ckptconv.storage.files import open_reader
 from ckptconv.storage.location import Location
 from ckptconv.tensors.moves import File
 from ckptconv.text import quoted
@@ -85,7 +86,7 @@ class Files:
 
         def read(file: Location) -> tuple[dict[Value, bytes], int]:
             assert file.file is not None
-            with file.open_buffered() as reader:
+            with open_reader(file.file, file.options, around=True) as reader:
                 data_of = {value: reader.read_at(value.offset, value.length) for value in by_file[file.file]}
                 return data_of, reader.bytes_read
 
