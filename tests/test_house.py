@@ -85,7 +85,7 @@ def test_only_the_command_line_prints() -> None:
 ROADS = {
     "pt2safetensors": roads.Size(116, 14_970),
     "dcp2safetensors": roads.Size(133, 16_870),
-    "zero-to-fp32": roads.Size(127, 16_590),
+    "zero-to-fp32": roads.Size(127, 16_420),
 }
 TRUNK = 25_060
 

@@ -21,7 +21,7 @@ from ckptconv.pickles.machine import load
 from ckptconv.pickles.nodes import COMPOSITES, Composite, Global, Opaque
 from ckptconv.pickles.refusing import refusing_attacks
 from ckptconv.pickles.vocabulary import WHOLE_TREES
-from ckptconv.structure.soundness import PLAIN_KINDS
+from ckptconv.structure.attributes import PLAIN_KINDS
 from ckptconv.text import brief
 
 # Judges of a pickle that names others, which is written on request: modules of features with `Judge`, as

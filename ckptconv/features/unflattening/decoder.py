@@ -20,9 +20,10 @@ from ckptconv.features.unflattening.views import viewed_as
 from ckptconv.pickles import numpy_dtypes
 from ckptconv.pickles.nodes import CALL_DEPTH, Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
 from ckptconv.structure import leaves
+from ckptconv.structure.attributes import attributes_fault
 from ckptconv.structure.reading import StructureRecord, corrupt, expect, is_count, name_of, node_at, parse, tensors_of
 from ckptconv.structure.record import FACTORIES, NAMING, implied_name, inner_prefix
-from ckptconv.structure.soundness import attributes_fault, composite_fault
+from ckptconv.structure.soundness import composite_fault
 from ckptconv.tensors.dtypes import DTYPES, is_differentiable
 from ckptconv.tensors.lazy import NO_FACTS, LazyTensor, Tagged, TensorFacts, untagged
 from ckptconv.tensors.strides import contiguous_strides

@@ -230,7 +230,7 @@ _KINDS = {
 def _described(leaf: Any, kind: str, requires_grad: bool | None, attributes: Any) -> Any:
     """Return `leaf` as a tensor of `kind` with `attributes`. If `requires_grad` is None, keep that of `leaf`."""
     if attributes is not None:
-        from ckptconv.structure.soundness import attributes_fault
+        from ckptconv.structure.attributes import attributes_fault
 
         fault = attributes_fault(kind, attributes)
         if fault:
