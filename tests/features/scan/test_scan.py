@@ -328,14 +328,6 @@ def test_each_reason_is_given_for_what_it_is(what: str, tmp_path: Path) -> None:
     assert rules(tmp_path / "model.pt", data) == {rule}
 
 
-def test_a_pointer_of_git_lfs_is_named_whatever_it_is_called(tmp_path: Path) -> None:
-    path = tmp_path / "weights.bin"
-    path.write_bytes(REASONS["a pointer of git-lfs"][1])
-    shown = ckptconv_here("scan", path)
-    assert shown.code == 4
-    assert "is a git-lfs pointer" in shown.out
-
-
 def test_every_rule_is_tried() -> None:
     assert {*(rule for rule, _ in REASONS.values()), "dangerous-call", "path-outside"} == set(RULES)
     assert {rule.verdict for rule in RULES.values()} == set(VERDICTS) - {"safe"}
