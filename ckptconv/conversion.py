@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ckptconv.errors import UNWRITTEN, UsageError, leaving
 from ckptconv.formats.opening import all_opened, fitted
+from ckptconv.formats.registered import copying
 from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.options.kinds import Default
 from ckptconv.options.option import checked
@@ -20,7 +21,6 @@ from ckptconv.outputs.kinds import NAMED, check_options, entry_of
 from ckptconv.outputs.planning import Output, planned
 from ckptconv.outputs.targets import Target, check_spool, named_outputs, nearest_directory, of_part, targets_of
 from ckptconv.process import no_garbage, settled
-from ckptconv.publish.companions import accompanied
 from ckptconv.publish.jobs import elsewhere
 from ckptconv.publish.producing import produce
 from ckptconv.publish.publish import Verifier
@@ -154,7 +154,8 @@ def _work(sources: list[Source], targets: Sequence[Target], options: Options) ->
             bare = source._replace(companions={}, config=None) if source.is_model else source
             taken, goal = bare, of_part(target, source, options)
             if target.holds == "weights":
-                taken, goal = accompanied(source, goal, options, parts)
+                for module in copying("source"):
+                    taken, goal = module.accompanied(source, goal, options, parts)
                 sources[number] = taken
             if taken.is_model or taken.companions:
                 work.append((taken, goal))

@@ -96,6 +96,7 @@ def with_config(model: Any, directory: Path) -> Path:
 # ------------------------------------------------------------------------------------------------------ transformers
 
 
+@pytest.mark.skipif("copy_config" not in OPTIONS, reason="no configuration is copied")
 @pytest.mark.parametrize("name", MODELS)
 def test_a_directory_that_was_converted_with_its_configuration_is_loaded_as_it_is(name: str, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM

@@ -67,7 +67,6 @@ ACCEPTED: dict[str, tuple[Any, Any, list[Any]]] = {
     "master": (False, True, [True]),
     "unstack": (False, True, [True]),
     "optimizer": ("", "states", [Path("states"), "states"]),
-    "copy_config": (None, True, [True]),
     "for_hub": (False, True, [True]),
     "per_rank": (False, True, [True]),
     "opaque": ("", "keep", ["keep"]),
@@ -96,7 +95,6 @@ REFUSED: dict[str, list[Any]] = {
     "optimizer": [3, b"o"],
     "states": [3, b"o"],
     "opaque": ["x", 3, True],
-    "copy_config": [1, "yes", "auto"],
     **{name: values for more in of_features("REFUSED_VALUES") for name, values in more.items()},
     **{name: [None, 1, 0, "yes", ""] for name, option in OPTIONS.items() if option.kind is FLAG},
 }

@@ -66,7 +66,11 @@ class _Taking:
         imported for the others."""
         flags = {word.partition("=")[0].replace("_", "-") for word in words}
         every = self.options.values()
-        taken = (option for option in every if not isinstance(option, FeatureOption) or option.flags[0] in flags)
+        taken = (
+            option
+            for option in every
+            if not isinstance(option, FeatureOption) or flags.intersection(re.split("[ /]+", " ".join(option.flags)))
+        )
         return _Taking(self._function, tuple(taken))
 
     def __call__(self, **keywords: Any) -> None:

@@ -9,10 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import MissingError, UsageError
-from ckptconv.formats import model_files, pipelines
+from ckptconv.formats import model_files
 from ckptconv.formats.format import CERTAIN, LIKELY, Format, Found, Probe, surest
 from ckptconv.formats.model_files import TORCH
-from ckptconv.formats.registered import BY_RANK, FOREIGN, FORMATS, JOINING, PIPES, PLUGINS
+from ckptconv.formats.registered import BY_RANK, FOREIGN, FORMATS, JOINING, PIPES, PLUGINS, reader_of
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.options.option import checked
 from ckptconv.options.registered import opening, placed
@@ -193,7 +193,7 @@ def open_parts(place: Location, *, per_rank: bool, **settings: Any) -> list[Sour
     checkpoint, else the parts of a pipeline of diffusers. The other arguments are those of `open_source`."""
     place = place.at(stores.pinned(place.path, place.options))
     if not per_rank:
-        pipeline = pipelines.reader_of(place).read(place)
+        pipeline = reader_of(place).read(place)
         models = [_component(place.join(name) if name else place, name, settings) for name in pipeline.models]
         return [*pipeline.others, *models]
     if not BY_RANK:

@@ -8,9 +8,8 @@ from importlib import import_module
 from typing import Any
 
 from ckptconv.errors import UsageError
-from ckptconv.formats import pipelines
 from ckptconv.formats.detect import complete, open_parts, open_source, with_layout
-from ckptconv.formats.registered import MADE_OF
+from ckptconv.formats.registered import MADE_OF, reader_of
 from ckptconv.formats.source import Source
 from ckptconv.options.registered import opening, placed
 from ckptconv.options.table import Options
@@ -60,7 +59,7 @@ def all_opened(
     if isinstance(origin, Source):
         return [opened(origin, options, **wanted)]
     settings = {**options.opening(), **wanted}
-    return opened_at(path, settings, copies=options.copy_config, per_rank=options.per_rank)
+    return opened_at(path, settings, copies=options.asked("copy_config"), per_rank=options.per_rank)
 
 
 def opened_at(path: str, settings: Mapping[str, Any], *, copies: bool | None, per_rank: bool = False) -> list[Source]:
@@ -75,7 +74,7 @@ def opened_at(path: str, settings: Mapping[str, Any], *, copies: bool | None, pe
     reaching = dict(settings["storage_options"] or {})
     place = Location(stores.pinned(path, reaching), reaching)
     copies = stores.is_repository(place.path) if copies is None else copies
-    if per_rank or pipelines.reader_of(place, settings["family"], copies=copies):
+    if per_rank or reader_of(place, settings["family"], copies=copies):
         return open_parts(place, per_rank=per_rank, **settings)
     return [open_source(place.path, **settings)]
 

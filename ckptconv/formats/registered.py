@@ -4,12 +4,13 @@ imported when their turn comes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import import_module
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckptconv.formats import model_files
 from ckptconv.formats.model_files import SAFETENSORS, TORCH
+from ckptconv.formats.source import PIPELINE
 
 if TYPE_CHECKING:
     from ckptconv.formats.format import Format, Guess, Probe
@@ -156,19 +157,60 @@ MADE_OF: dict[str, str] = {
 NO_WEIGHTS: dict[str, str] = {
     "delta_encoding": "ckptconv.features.deltas.alone",
 }
-# Directories of several models, each in a folder of its own: a name in one, and the module that `pipelines` asks.
+# Pipelines, which are directories of several models, each in a folder of its own: a name in one, and the module. There,
+# `is_one(place, family, copies)` tells whether a directory is one where a `family` is expected, and its other files are
+# copied or not; `read(place)` returns the folders of its `models`, "" for its own, and the sources of `others`, its
+# other files; `together(place, sources)` all of its sources as one; `hint(place)` what to do if one model is needed.
+# Those that copy files call `check_copied(source, files, options)`, which raises UsageError if a name that marks a
+# pipeline is copied without it, and `cast_warnings(source, dtype, options)` about a part that is cast.
 PIPELINES: dict[str, str] = {
     "model_index.json": "ckptconv.features.diffusers.pipelines",
     "modules.json": "ckptconv.features.diffusers.pipelines",
 }
-# Files in the directories of models that are of a feature: how their names end, and the module with `ROWS` of them.
+# If one of these families, or any, is expected, a pipeline may be meant. Otherwise its directory is not searched.
+_OF_PIPELINES = ("", PIPELINE, SAFETENSORS, TORCH)
+
+
+def pipelines(names: Iterable[str]) -> list[Any]:
+    """Return the modules of the pipelines that one of `names` marks."""
+    every = set(names)
+    return [*map(import_module, dict.fromkeys(module for name, module in PIPELINES.items() if name in every))]
+
+
+def reader_of(place: Location, family: str = "", *, copies: bool = True) -> Any:
+    """Return the module that reads `place` as a pipeline; None if it is none, or not meant."""
+    names = place.names if family in _OF_PIPELINES and place.kind == "directory" else ()
+    return next((module for module in pipelines(names) if module.is_one(place, family, copies=copies)), None)
+
+
+# Companions, small files of model directories that are copied with weights: how their names end, and the module with
+# `ROWS` of them.
 FILES_OF_MODELS: dict[str, str] = {
+    "": "ckptconv.features.companions.directory",
     ".json": "ckptconv.features.diffusers.files",
 }
-# What names the files of an input's directory that its output does not have: the module with `with_left`.
-LEAVING: tuple[str, ...] = (
-    "ckptconv.features.model_checks.left",
-)  # fmt: skip
+# What copies companions: the step, and the module. There, for the "source" of an output of weights, `accompanied`
+# returns it with its companions, and its target; for a "plan", `planned` returns the plans of these files, with further
+# notices, and `configuration` that of the output; to "verify", `with_copied` returns a source with those that an output
+# has, and `compared` yields them and their originals.
+COPYING: dict[str, str] = {
+    "source": "ckptconv.features.companions.deciding",
+    "plan": "ckptconv.features.companions.contents",
+    "verify": "ckptconv.features.companions.comparing",
+}
+
+
+def copying(step: str) -> list[Any]:
+    """Return the module that copies companions at a `step`; none without that feature."""
+    return [import_module(COPYING[step])] if step in COPYING else []
+
+
+def is_companion_name(name: str) -> bool:
+    """Whether a file of that name may be a companion, which is copied with the weights."""
+    modules = (import_module(module) for end, module in FILES_OF_MODELS.items() if name.endswith(end))
+    return any(name in row.names.split() for module in modules for row in module.ROWS)
+
+
 # Files that describe others, which are not written: how their names end, and the module. There, `is_one` tells by a
 # path and the first bytes whether that is one; `load` returns what it says: plans of the `files`, what their source was
 # `called`, the `roots` that it reads from, and its own `identity`.

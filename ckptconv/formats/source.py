@@ -12,12 +12,11 @@ from ckptconv.formats.wrappers import WRAPPERS, wrapper
 from ckptconv.plan import Input
 from ckptconv.storage.records import Records
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.lazy import Equal, Inline, LazyTensor, whole
+from ckptconv.tensors.lazy import Equal, LazyTensor
 from ckptconv.tensors.moves import File
 from ckptconv.text import parse_path
 
 if TYPE_CHECKING:
-    from ckptconv.formats.change import Change
     from ckptconv.formats.numbering import Order
 
 # The beginnings of the names of a model's files: those of most programs, open_clip, diffusers and PEFT's adapters.
@@ -351,27 +350,6 @@ class Source(_Fields):
         companions = {name: Input.stamped(file) for name, file in self.companions.items()}
         reference = self.reference.inputs if self.reference else {}
         return {**self.inputs, **companions, **{f"{OF_REFERENCE}{name}": read for name, read in reference.items()}}
-
-    def content(self, name: str, file: File, change: Change) -> LazyTensor:
-        """Return the bytes of the companion `file` in the output: those of a configuration have `change`."""
-        from ckptconv.formats import configs
-
-        config = self.configuration(change) if name == CONFIG else self.values.get(name)
-        if config is None or (file.size and (config == self.config or name != CONFIG)):
-            return whole(file)
-        data = configs.text_of(config).encode()
-        return Inline(data, DTYPES["uint8"], (len(data),))
-
-    def configuration(self, change: Change) -> Mapping[str, Any] | None:
-        """Return `config` as the output has it, with `change`; unchanged, if it is no companion."""
-        file = self.companions.get(CONFIG)
-        if self.config is None or file is None:
-            return self.config
-        from ckptconv.formats import configs
-
-        if self.quantized and self.quantized.says != file.path:
-            change = change._replace(plain=False)  # it is a reference's, which does not describe these
-        return configs.changed(self.config, change._replace(edit=None) if self.reference else change)
 
     @property
     def hints(self) -> list[str]:

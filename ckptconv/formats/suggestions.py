@@ -8,9 +8,8 @@ import os
 import shlex
 
 from ckptconv.errors import CkptconvError
-from ckptconv.formats import pipelines
 from ckptconv.formats.format import LIKELY, Probe, surest
-from ckptconv.formats.registered import FORMATS
+from ckptconv.formats.registered import FORMATS, reader_of
 from ckptconv.options.registered import several
 from ckptconv.storage import stores
 from ckptconv.storage.handles import HIDDEN
@@ -27,7 +26,7 @@ def within(place: Location) -> str:
     names = sorted(name for name in place.names if not name.startswith("."))
     if not place.names:
         return "Its server lists no files in it." if is_quoted(place.path) else "It is empty."
-    if pipeline := pipelines.reader_of(place):
+    if pipeline := reader_of(place):
         return str(pipeline.hint(place))
     checkpoints = [str(place.join(name)) for name in names[:_LOOKED_AT] if _is_checkpoint(place.join(name))]
     if len(checkpoints) > 1:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from ckptconv.errors import UsageError
 from ckptconv.options import NAMING, REPORTING
 from ckptconv.options.kinds import FLAG, MAPPING, Default, OptionWarning, ValueKind
+from ckptconv.options.registered import FLAGS
 from ckptconv.text import UNSET, brief
 
 if TYPE_CHECKING:
@@ -131,14 +132,14 @@ class Option:
 class FeatureOption(Option):
     """An option of a conversion that a feature has, which is imported when more than its name is asked for.
 
-    Its flag is its name, it has no former name, and no variable gives its value.
+    Its flag is its name, or those of `FLAGS`; it has no former name, and no variable gives its value.
     """
 
     former = env = ""
 
     def __init__(self, name: str, feature: str) -> None:
         self.name, self._feature = name, feature
-        self.flags = (f"--{name.replace('_', '-')}",)
+        self.flags = FLAGS.get(name) or (f"--{name.replace('_', '-')}",)
 
     def __getattr__(self, attribute: str) -> Any:
         if attribute.startswith("_"):

@@ -28,7 +28,10 @@ FEATURES: Mapping[str, str] = {
     "batch": "output_dir output_name",
     "cluster": "dask",
     "depfile": "depfile",
+    "companions": "copy_config",
 }
+# Flags of these options that are more than their names.
+FLAGS: Mapping[str, tuple[str, ...]] = {"copy_config": ("--copy-config/--no-copy-config", " /--no-extras")}
 # Of these, those whose options `convert` alone has, on the command line: `command.py` in the folder has
 # `carry_out(words, options)`, which does what these ask for instead, and returns the exit code.
 CARRIED_OUT = ("batch",)

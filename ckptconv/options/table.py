@@ -25,7 +25,6 @@ from ckptconv.options.kinds import (
     RULES,
     SCATTERED_MEMORY,
     SIZE,
-    SWITCH,
     TEXT,
     TEXTS,
     TIED,
@@ -239,15 +238,6 @@ class Options(Given):
         group=OUTPUT,
         common="convert zero-to-fp32 dcp2safetensors pt2safetensors",
     )
-    copy_config: bool | None = option(
-        SWITCH,
-        "Copy config.json, the tokenizer and similar files to OUTPUT, a directory, for from_pretrained. Another name "
-        "of --no-copy-config is --no-extras.",
-        flags=("--copy-config/--no-copy-config", " /--no-extras"),
-        group=OUTPUT,
-        common="convert",
-        fallback="on for hub repositories, diffusers pipelines, REF of --like, --quantize, --dequantize, and parts",
-    )
     for_hub: bool = deciding(
         FLAG,
         "Write a model to publish: only the weights, which are found without --key, with config.json, tokenizer and "
@@ -275,7 +265,8 @@ class Options(Given):
             del vars(self)["drop_opaque"]
         if self.for_hub:
             vars(self)["structure"] = False
-            vars(self)["copy_config"] = self.copy_config is not False
+            if "copy_config" in self.table:
+                vars(self).setdefault("copy_config", True)
 
     def buffers(self, far: bool, scattered: bool = False) -> int:
         """Return the bound on all buffers together, in bytes. `far`: something is remote; `scattered`: most is

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from operator import is_
@@ -10,7 +9,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import LimitError, UsageError
 from ckptconv.formats.model_files import SUFFIX
-from ckptconv.formats.source import ADAPTER, CONFIG, MODEL, OPEN_CLIP, Source
+from ckptconv.formats.registered import copying
+from ckptconv.formats.source import ADAPTER, MODEL, OPEN_CLIP, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import computed, kinds, safetensors, selection
 from ckptconv.outputs.notices import Notices
@@ -19,7 +19,6 @@ from ckptconv.outputs.targets import Target
 from ckptconv.plan import (
     MAX_GROWTH,
     ROOM_TO_GROW,
-    Copied,
     Data,
     FilePlan,
     Literal,
@@ -97,27 +96,10 @@ def plan(source: Source, target: Target, options: Options) -> Output:
     inputs = source.inputs_of_all if of_states else source.all_inputs()
     source = source._replace(inputs=inputs, companions={} if of_states else source.companions)
     files, aliases, notices = safetensors_files(source, target, options) if source.is_model else ((), {}, Notices())
-    contents = {name: source.content(name, file, notices.change) for name, file in source.companions.items()}
-    notices = notices if CONFIG in contents else warned_of_quantization(notices)
-    copied = tuple(FilePlan(name, content.nbytes, _copied(content)) for name, content in contents.items())
+    copied: tuple[FilePlan, ...] = ()
+    for module in copying("plan") if source.companions or notices.change.quantization else ():
+        copied, notices = module.planned(source, notices)
     return output_of(target.holds, [source], target, options, (*copied, *files), aliases, notices)
-
-
-def warned_of_quantization(notices: Notices) -> Notices:
-    """Return `notices` with a warning that the user has to state the quantization: no configuration is written."""
-    quantization = notices.change.quantization
-    if not quantization:
-        return notices
-    shown = {key: value for key, value in quantization.items() if not isinstance(value, list) or len(value) < 5}
-    warning = (
-        f"no config.json was written, where programs look for the quantization of the weights. Give it "
-        f'"quantization_config": {json.dumps(shown)}, with the names of the modules that are not quantized.'
-    )
-    return notices._replace(warnings=(*notices.warnings, warning))
-
-
-def _copied(content: LazyTensor) -> tuple[Copied, ...]:
-    return (Copied(0, content),) if content.nbytes else ()
 
 
 def planned(source: Source, target: Target, options: Options) -> Output:
@@ -199,7 +181,9 @@ def safetensors_files(source: Source, target: Target, options: Options) -> _File
     if chosen.widen_only and chosen.dtype != "keep":
         left += selection.left_wider({name: kept[name] for name in kept if name not in chosen.uncastable}, chosen.dtype)
     warnings = (*chosen.warnings, *left)
-    config = None if of_states else source.configuration(chosen.change(source))
+    config = None if of_states else source.config
+    for module in copying("plan") if config is not None else ():
+        config = module.configuration(source, chosen.change(source))
     if config is not None or (not of_states and (options.for_hub or target.form == "directory")):
         from ckptconv.outputs.truths import Weights, untrue
 

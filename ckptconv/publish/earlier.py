@@ -13,7 +13,6 @@ from importlib import import_module
 from typing import Any
 
 from ckptconv.errors import CkptconvError
-from ckptconv.formats.model_directory import is_companion_name
 from ckptconv.formats.model_files import METADATA, looks_like_safetensors
 from ckptconv.outputs.computed import made_as
 from ckptconv.outputs.targets import MANIFEST
@@ -23,7 +22,6 @@ from ckptconv.storage.location import Location
 from ckptconv.storage.marks import CHANGED, marked
 from ckptconv.storage.paths import is_remote
 from ckptconv.storage.reading import Entry, Reader
-from ckptconv.tensors.moves import File
 
 # Made by a run that was killed while it published: of which kind, its records do not say.
 UNFINISHED = "unfinished"
@@ -100,12 +98,6 @@ class Directory:
         for token, entry in self.names.items():
             if entry.kind == "directory" and is_sibling(token, HIDDEN):
                 yield self.place.child(token)
-
-
-def companions_in(directory: Location) -> Mapping[str, File]:
-    """Return the companions that an earlier output copied to `directory`, and that are unchanged."""
-    there = Directory(directory)
-    return {name: there.names[name].file for name in there.names if is_companion_name(name) and there.made_as(name)}
 
 
 def _json(place: Location, parse: Callable[[bytes], Any]) -> dict[str, Any] | None:

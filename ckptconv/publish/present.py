@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ckptconv.errors import FailedError, UsageError
 from ckptconv.formats.checkpoint_names import is_of_checkpoint
-from ckptconv.formats.model_directory import is_companion_name
+from ckptconv.formats.registered import is_companion_name
 from ckptconv.formats.run_names import TREES
 from ckptconv.formats.runs import is_numbered
 from ckptconv.outputs.targets import MANIFEST, is_output_name, kind_of_directory, of_trees
@@ -123,7 +123,7 @@ class Present:
         if step := next((name for name in sorted(claim.read) if is_numbered(name)), ""):
             raise _above(claim.path, step)
         others, foreign = [], []
-        # `publish.companions` decides of companions.
+        # The feature that copies companions decides of them.
         for name in (name for name in visible if not is_companion_name(name)):
             is_written = name in claim.names or is_ours(name)
             if is_written or not (claim.beside or name in claim.read or not is_of_checkpoint(directory.place, name)):

@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 
 from ckptconv.errors import CorruptError, DifferenceError, LimitError, UnsafeError, UnsupportedError, UsageError
 from ckptconv.formats import model_files, safetensors
-from ckptconv.formats.model_directory import is_companion_name
 from ckptconv.formats.model_files import INDEX_SUFFIX, METADATA, SUFFIX
+from ckptconv.formats.registered import is_companion_name
 from ckptconv.formats.source import MODEL
 from ckptconv.formats.weight_map import read_index
 from ckptconv.plan import Data, FilePlan, Literal

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
-from ckptconv.errors import DifferenceError, UsageError
-from ckptconv.formats.change import Change
-from ckptconv.formats.companions import together, with_files
-from ckptconv.formats.model_directory import is_companion_name
+from ckptconv.errors import UsageError
 from ckptconv.formats.model_files import SUFFIX
+from ckptconv.formats.registered import copying
 from ckptconv.formats.source import MODEL, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.kinds import KINDS, entry_of
 from ckptconv.result import OutputFile
-from ckptconv.storage.paths import join
-from ckptconv.tensors.lazy import whole
 from ckptconv.verification.names import Expected, check_shards, check_structure, compare_names, expected_of
 from ckptconv.verification.output import Written, as_planned, read_directory, read_file
 from ckptconv.verification.pairs import Attested, Differences
@@ -23,7 +19,6 @@ from ckptconv.verification.provenance import check
 from ckptconv.verification.report import CheckedOutput, Verification
 from ckptconv.verification.runs import ExpectedPair
 
-_AGAIN = "It was changed since it was written, or the source was; convert again."
 # The expected content of an output that consists of companions alone.
 _NOTHING = Expected({}, lambda _: None, flat=True, metadata=lambda _: {})
 
@@ -46,10 +41,9 @@ def pairs(
     expected = expected_of(source, options, target.holds) if is_model else _NOTHING
     metadata = expected.metadata
     of_weights = target.holds == "weights"
-    copied = _copied(target, options)
-    if of_weights:
-        files = together(source, target.place.options, copied) if copied else {}
-        source = with_files(source, files, target.place.options)
+    copies = copying("verify") if of_weights else []
+    for module in copies:
+        source = module.with_copied(source, target, options)
     if is_file:
         written = read_file(target.path, place, metadata)
     elif not is_model:
@@ -58,8 +52,8 @@ def pairs(
         stem = source.stem if of_weights else MODEL
         written = read_directory(target.place, metadata, at=target.at, others=target.others, stem=stem)
     tensors = compare_names(source, expected, written, options, wrong)
-    if of_weights:
-        tensors.extend(_compare_companions(source, target, written, copied, expected.change))
+    for module in copies:
+        tensors.extend(module.compared(source, target, written, options, expected.change))
     if not wrong:  # other names make another record
         check_structure(expected, written)
         check_shards(written, options)
@@ -79,36 +73,3 @@ def pairs(
     done.structure_records += written.structure is not None
     done.inert |= expected.inert
     yield from tensors
-
-
-def _copied(target: CheckedOutput, options: Options) -> list[str]:
-    """Return the names of the files of `target` that were copied whole: all files if it is staged; otherwise those in
-    its manifest, or all that are present if it was to have none."""
-    names: Iterable[str] = target.at or (target.manifest.members["files"] if target.manifest else ())
-    if options.for_hub and options.copy_config and not names and target.place.kind == "directory":
-        names = target.place.names
-    return list(filter(is_companion_name, names))
-
-
-def _compare_companions(
-    source: Source, target: CheckedOutput, written: Written, copied: Iterable[str], change: Change
-) -> Iterator[ExpectedPair]:
-    """Yield the files that were `copied` whole, and their originals; add them to the files of `written`."""
-    for name in copied:
-        path = join(target.path, name)
-        entry = target.place.at(target.at[name] if target.at else path).entry
-        if entry.kind != "file" or name not in source.companions:
-            where = target.path if entry.kind != "file" else f"{source.path}, the source of the copy,"
-            raise DifferenceError(f"{where} lacks {name}.", _AGAIN, what="missing", file=path)
-        written.files.append(entry.file._replace(path=path))
-        want, got = source.content(name, source.companions[name], change), whole(entry.file)
-        if want.shape != got.shape:
-            raise DifferenceError(
-                f"{path} has {entry.file.size} bytes, but {source.companions[name].path} has {want.nbytes}.",
-                _AGAIN,
-                what="file",
-                file=path,
-                expected=want.nbytes,
-                found=entry.file.size,
-            )
-        yield ExpectedPair(want, got, path, name)

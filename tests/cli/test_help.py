@@ -218,7 +218,6 @@ def test_options_of_other_programs_are_said_what_they_are_here() -> None:
         "--safe": "ckptconv runs no code from files",
         "--pp": "Outputs are not cut by rank",
         "--model-only": "Optimizer states are written only by --optimizer",
-        "--copy": "Did you mean --copy-config?",
         "--delete": "Inputs are never changed or removed.",
         "--filter": "Use --include GLOB.",
         "--load-optimizer": "Use --optimizer PATH",

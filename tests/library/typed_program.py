@@ -57,7 +57,7 @@ def convert(source: str | os.PathLike[str], **options: Unpack[ckptconv.ConvertOp
 def right(path: Path, size: int, done: list[int]) -> None:
     convert(path, dtype="bf16", max_shard_size="5GB")
     ckptconv.convert(path, dtype=Bfloat16(), max_shard_size=size, include=["a", "b"], tied="alias")
-    ckptconv.convert(path, path, storage_options={"anon": True}, spool_dir=path, jobs=None, copy_config=None)
+    ckptconv.convert(path, path, storage_options={"anon": True}, spool_dir=path, jobs=None)
     ckptconv.convert(path, progress=True)
     ckptconv.convert(path, progress=print)
     ckptconv.convert(path, progress=lambda count: done.append(count + 1))

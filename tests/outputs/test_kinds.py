@@ -63,7 +63,6 @@ MATRIX = {
     "states": Row("rrrr", {"states": "../zero"}),
     "opaque": Row("ssss", {"opaque": "drop"}, source="opaque"),
     "for_hub": Row("hhrr", {"for_hub": True}, source="nested"),
-    "copy_config": Row("shss", {"copy_config": True}),
     "exclude_frozen_parameters": Row("hhss", {"exclude_frozen_parameters": True}, source="zero"),
     "clobber": Row("hhhh", {"clobber": False}),
     "verify": Row("hhhh", {"verify": True}),

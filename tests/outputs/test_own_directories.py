@@ -17,7 +17,7 @@ import ckptconv
 from ckptconv import DifferenceError, UsageError
 from ckptconv.formats.run_names import TREES
 from ckptconv.formats.source import Source
-from ckptconv.options.table import Options
+from ckptconv.options.table import OPTIONS, Options
 from ckptconv.outputs import kinds, targets
 from ckptconv.outputs.kinds import OfFeature, OutputKind
 from ckptconv.outputs.pipeline import selected
@@ -112,6 +112,7 @@ def test_its_own_check_refuses_options(tmp_path: Path) -> None:
         convert(tmp_path, key="no")
 
 
+@pytest.mark.skipif("copy_config" not in OPTIONS, reason="no file is copied")
 def test_no_companion_is_copied_and_the_report_says_so(tmp_path: Path) -> None:
     report = convert(tmp_path, copy_config=True)
     assert not (tmp_path / "out" / "config.json").exists()

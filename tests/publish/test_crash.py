@@ -26,6 +26,7 @@ from processes import before_call, contents, failing, in_child, stepped
 
 import ckptconv
 from ckptconv.errors import CkptconvError, CorruptError, FailedError
+from ckptconv.options.table import OPTIONS
 from ckptconv.publish.staging.local import LocalStaging
 from ckptconv.storage.handles import Handle
 from ckptconv.text import format_size
@@ -58,7 +59,7 @@ class Crashing:
 
 
 def prepared(place: Path) -> Crashing:
-    options = {"max_shard_size": 256_000, "copy_config": True}
+    options = {"max_shard_size": 256_000, **({"copy_config": True} if "copy_config" in OPTIONS else {})}
     brought = {"old": ("config.json", "merges.txt"), "new": ("config.json", "tokenizer.json")}
     for name, sign, count in (("old", -1, SHARDS + 1), ("new", 1, SHARDS)):
         source = place / f"of-{name}"

@@ -203,7 +203,6 @@ DONE: dict[str, set[str]] = {
     "convert a.pt -o linked.safetensors": {"hf/model.safetensors"},
     "convert model.pt --overwrite": {"model.safetensors"},
     "convert a.pt configured": set(),
-    "convert a.pt configured --copy-config": set(),
     "convert bin bin": set(),
     "convert bin/pytorch_model.bin": set(),
     "convert a.pt hf --overwrite": {"hf/model.safetensors"},

@@ -14,6 +14,7 @@ from ckptconv.features.deltas.options import PATCHING
 from ckptconv.features.deltas.reading import Delta
 from ckptconv.features.deltas.together import blocks_of
 from ckptconv.formats.opening import opened
+from ckptconv.formats.registered import copying
 from ckptconv.formats.source import NOT_CONVERTED, without_states
 from ckptconv.options.option import checked
 from ckptconv.options.table import Options
@@ -21,7 +22,6 @@ from ckptconv.outputs.planning import Output, planned
 from ckptconv.outputs.targets import Target, check_spool, nearest_directory, resolve_output
 from ckptconv.plan import Data
 from ckptconv.process import no_garbage, settled
-from ckptconv.publish.companions import accompanied
 from ckptconv.publish.producing import produce
 from ckptconv.publish.publish import Verifier
 from ckptconv.result import Report
@@ -90,7 +90,8 @@ def patch(
         places = [Location(path, dict(chosen.storage_options)) for path in delta_paths]
         chain = read_chain(places)
         source = opened(base, chosen, key=chosen.key)
-        source, target = accompanied(source, target, chosen)
+        for module in copying("source"):
+            source, target = module.accompanied(source, target, chosen)
         source = source.computing(patch=chain)
         plan = planned(source, target, chosen)
         # The deltas are inputs, which the output may not replace.

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from ckptconv.errors import UsageError
-from ckptconv.formats.model_directory import is_companion_name
+from ckptconv.formats.registered import is_companion_name
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.planning import Output

@@ -7,3 +7,4 @@ that belong to them.
 from __future__ import annotations
 
 PAGES = ()
+NEEDS = ("companions",)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckptconv.formats.model_directory import Row
+from ckptconv.features.companions.directory import Row
 
 ROWS = (
     Row("model_index.json", "diffusers", "list of components"),

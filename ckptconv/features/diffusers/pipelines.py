@@ -14,11 +14,10 @@ folder names are folders of modules in that.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
 from ckptconv.formats import configs, model_files
-from ckptconv.formats.pipelines import Pipeline
 from ckptconv.formats.source import PIPELINE, FileFacts, Source
 from ckptconv.storage import strict_json
 from ckptconv.storage.inside import check_inside
@@ -35,6 +34,14 @@ _LARGEST = 1 << 20
 _OF_SETTINGS = ("Tokenizer", "Scheduler", "Processor", "FeatureExtractor")
 # The end of the name of the class of modules without files, which may have no folder.
 _WITHOUT_FILES = "Normalize"
+
+
+class Pipeline(NamedTuple):
+    """The parts of a pipeline: the folders of its models, "" for the pipeline's own, and the sources of other files, in
+    folders or of the pipeline's own."""
+
+    models: Sequence[str]
+    others: Sequence[Source]
 
 
 def is_one(place: Location, family: str = "", *, copies: bool = True) -> bool:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from ckptconv.features.inspect.options import INSPECTING, INSTEAD
 from ckptconv.features.inspect.summary import Summary, forecast, summarize, tensors_of
-from ckptconv.formats import pipelines
 from ckptconv.formats.detect import complete, with_layout
 from ckptconv.formats.opening import opened_at
+from ckptconv.formats.registered import reader_of
 from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.options.option import checked, filled
 from ckptconv.options.table import CHANGING, Options
@@ -89,7 +89,7 @@ def inspect(
             stores = dict(settings["storage_options"] or {})
             place = Location(pinned(normalize(path), stores), stores)
             sources = opened_at(place.path, settings, copies=False)
-            opened = sources[0] if sources[0].component is None else pipelines.reader_of(place).together(place, sources)
+            opened = sources[0] if sources[0].component is None else reader_of(place).together(place, sources)
         conversion = forecast(opened, as_, max_shard_size, **chosen) if as_ or max_shard_size else None
         chosen_tensors = tensors_of(opened, which)
     kept = {name: tensor for name, tensor in chosen_tensors.tensors.items() if name not in chosen_tensors.aliases}

@@ -8,4 +8,4 @@ from __future__ import annotations
 
 PAGES = ("like.md",)
 # Features that this one builds on: without them, it is gone too.
-NEEDS = ("model_facts",)
+NEEDS = ("companions", "model_facts")

@@ -49,4 +49,5 @@ after a colon its axes:
 from __future__ import annotations
 
 PAGES = ("maps.md", "map-catalogue.md", "internals/maps.md")
+NEEDS = ("companions",)
 SCRIPTS = ("maps/", "record_maps.py", "map_catalogue.py")

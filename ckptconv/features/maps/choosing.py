@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from ckptconv.features.companions import reading
+from ckptconv.features.companions.directory import PARAMS
 from ckptconv.features.maps.chosen import ChosenMap, of_record
 from ckptconv.features.maps.file import MAX_BYTES, SUFFIX, Map, catalogue, from_catalogue, parse_map
-from ckptconv.formats import companions
-from ckptconv.formats.model_directory import PARAMS
 from ckptconv.formats.source import CONFIG, Source
 from ckptconv.options.table import NONE
 from ckptconv.storage.location import Location
@@ -51,7 +51,7 @@ def choose_map(named: str, sizes: Mapping[str, int], source: Source, options: Ma
 
 def configuration(source: Source, options: Mapping[str, object]) -> Mapping[str, object]:
     """Return the configuration next to `source`: that of transformers, or else of Meta's Llama; {} if there is none."""
-    return next((config.says for _, config in companions.configurations(source, options, CONFIG, PARAMS)), {})
+    return next((config.says for _, config in reading.configurations(source, options, CONFIG, PARAMS)), {})
 
 
 def tells_layers_apart(named: str, options: Mapping[str, object]) -> bool:

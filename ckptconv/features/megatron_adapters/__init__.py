@@ -15,4 +15,4 @@ from __future__ import annotations
 PAGES = ("megatron-adapters.md",)
 SCRIPTS = ("test_megatron_adapters.py", "test_megatron_bridge.py")
 # What it adds to, and builds on.
-NEEDS = ("megatron_core", "megatron_bridge", "maps", "like", "merge")
+NEEDS = ("companions", "like", "maps", "megatron_bridge", "megatron_core", "merge")

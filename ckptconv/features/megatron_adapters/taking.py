@@ -8,12 +8,12 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from ckptconv.errors import UnsupportedError, UsageError
+from ckptconv.features.companions import reading
 from ckptconv.features.megatron_adapters.deriving import MEGATRON, RANKS, derived, with_ranks
 from ckptconv.features.megatron_adapters.names import JOINED, adapters_in, are_apart, matrix_of
 from ckptconv.features.megatron_adapters.settings import layers_of, others
 from ckptconv.features.megatron_adapters.training import Trained, trained
 from ckptconv.features.merge.files import read_adapters
-from ckptconv.formats import companions
 from ckptconv.formats.adapter_names import is_adapter
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import ADAPTER_CONFIG, Source
@@ -68,7 +68,7 @@ def fitted(source: Source, options: Options) -> Source:
             "those of all layers.",
             _MERGING,
         )
-    ((_, config),) = companions.configurations(source, options.storage_options, ADAPTER_CONFIG)
+    ((_, config),) = reading.configurations(source, options.storage_options, ADAPTER_CONFIG)
     stated = {"dim": adapter.scale.rank, "alpha": adapter.scale.alpha, "dropout": config.says.get("lora_dropout") or 0}
     why = _compared(source, tensors, step, stated, told) if step else told.why
     notes = [

@@ -9,4 +9,4 @@ from __future__ import annotations
 
 PAGES = ()
 # What it adds to.
-NEEDS = ("dcp", "joining")
+NEEDS = ("companions", "dcp", "joining")

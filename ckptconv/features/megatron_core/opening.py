@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ckptconv.features.companions import reading
 from ckptconv.features.megatron_core.arguments import ADAPTER, EMBEDDINGS, HEAD, PADDED, configuration
 from ckptconv.features.megatron_core.fsdp import FSDP
-from ckptconv.formats import companions
 from ckptconv.formats.registered import MEGATRON
 from ckptconv.formats.source import CONFIG, Source
 from ckptconv.process import of_feature
@@ -35,7 +35,7 @@ def opened(source: Source, settings: Mapping[str, Any], reaching: Mapping[str, A
         or source.reference
     ):
         return source
-    if companions.read_files(source, reaching.get("storage_options") or {}, CONFIG):
+    if reading.read_files(source, reaching.get("storage_options") or {}, CONFIG):
         return source
     common = source.weights.get("common")
     args = common.get("args") if isinstance(common, Mapping) else None

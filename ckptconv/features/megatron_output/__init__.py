@@ -13,4 +13,4 @@ PAGES = ("megatron.md",)
 SCRIPTS = ("test_megatron.py", "test_megatron_states.py")
 FILES = ("requirements-megatron.txt",)
 # What it builds on.
-NEEDS = ("dcp", "dcp_output", "joining", "megatron_core", "torch_files", "trees")
+NEEDS = ("companions", "dcp", "dcp_output", "joining", "megatron_core", "torch_files", "trees")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ckptconv.features.companions.reading import configurations
 from ckptconv.features.dcp_output import taking
-from ckptconv.formats.companions import configurations
 from ckptconv.formats.source import CONFIG, Source
 from ckptconv.formats.values import number_in
 from ckptconv.options.table import Options

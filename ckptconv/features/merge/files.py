@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError, UsageError
+from ckptconv.features.companions import reading
 from ckptconv.features.merge.targets import Targets, read_targets
-from ckptconv.formats import companions, configs
+from ckptconv.formats import configs
 from ckptconv.formats.adapter_names import is_adapter, other_program
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import ADAPTER_CONFIG, CONFIG, Source, combined
@@ -297,7 +298,7 @@ def merging(source: Source, adapters: Sequence[Adapter], options: Mapping[str, o
     }
     model: Mapping[str, Any] = {}
     try:
-        for name, config in companions.configurations(source, options, CONFIG):
+        for name, config in reading.configurations(source, options, CONFIG):
             inputs.setdefault(name, Input.stamped(config.file))
             model = config.says
     except CkptconvError:

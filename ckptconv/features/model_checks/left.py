@@ -6,9 +6,9 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from importlib import import_module
 
-from ckptconv.formats.model_directory import PARAMS, ROWS, Row, is_companion_name, places_of
+from ckptconv.features.companions.directory import PARAMS, Row, places_of
 from ckptconv.formats.model_files import SAFETENSORS
-from ckptconv.formats.registered import DCP, DEEPSPEED, FILES_OF_MODELS
+from ckptconv.formats.registered import DCP, DEEPSPEED, FILES_OF_MODELS, is_companion_name
 from ckptconv.formats.source import Source
 from ckptconv.outputs.targets import Target
 from ckptconv.plan import Input
@@ -51,7 +51,7 @@ _SHOWN = 100
 def row_of(name: str) -> Row | None:
     """Return the first row that has the name of a file."""
     features = (import_module(module).ROWS for end, module in FILES_OF_MODELS.items() if name.endswith(end))
-    texts = ((row, text) for rows in (*features, ROWS, STAYING) for row in rows for text in row.names.split())
+    texts = ((row, text) for rows in (*features, STAYING) for row in rows for text in row.names.split())
     return next((row for row, text in texts if re.fullmatch(re.escape(text).replace(r"\*", ".*"), name)), None)
 
 

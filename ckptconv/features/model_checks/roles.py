@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ckptconv.errors import UsageError
+from ckptconv.features.companions.directory import ROWS
 from ckptconv.features.model_checks.left import (
     FOLDER,
     STAYING,
@@ -17,8 +18,8 @@ from ckptconv.features.model_checks.left import (
     row_of,
 )
 from ckptconv.features.model_checks.meant import told
-from ckptconv.formats.model_directory import ROWS, is_companion_name
 from ckptconv.formats.model_files import SAFETENSORS
+from ckptconv.formats.registered import is_companion_name
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.storage.location import Location

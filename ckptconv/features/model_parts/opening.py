@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ckptconv.features.companions import reading
+from ckptconv.features.companions.directory import QUANTIZED
 from ckptconv.features.model_parts.cutting import Asked
 from ckptconv.features.model_parts.numbers import numbers_in
 from ckptconv.features.model_parts.options import PartOptions
 from ckptconv.features.model_parts.parting import Part
-from ckptconv.formats import companions
-from ckptconv.formats.model_directory import QUANTIZED
 from ckptconv.formats.source import CONFIG, Source
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import normalize
@@ -23,8 +23,8 @@ def opened(source: Source, settings: Mapping[str, Any], reaching: Mapping[str, A
     if options.config:
         place = Location(normalize(options.config), stores)
         place.check_file(f"--config {place}")
-        source = companions.with_files(source, {**source.companions, CONFIG: place.entry.file}, stores)
-    stated = {name: config.says for name, config in companions.configurations(source, stores, CONFIG, QUANTIZED)}
+        source = reading.with_files(source, {**source.companions, CONFIG: place.entry.file}, stores)
+    stated = {name: config.says for name, config in reading.configurations(source, stores, CONFIG, QUANTIZED)}
     part = Part(
         Asked(
             tuple(numbers_in(options.layers)) if options.layers else (),

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from ckptconv.errors import UsageError
+from ckptconv.features.companions.contents import changed
+from ckptconv.features.companions.directory import QUANTIZED, ROWS
 from ckptconv.features.model_facts.edits import Edited, configured, tensors_alone
 from ckptconv.features.model_parts.cutting import Asked, Cut, cut
 from ckptconv.features.model_parts.editing import edited
 from ckptconv.formats import configs
 from ckptconv.formats.change import Change
-from ckptconv.formats.model_directory import QUANTIZED, ROWS
 from ckptconv.formats.source import MODEL, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.computed import Computing, From
@@ -78,7 +79,7 @@ def _parted(chosen: Selected, source: Source, options: Options, reference: Selec
 
     def step(config: Mapping[str, Any]) -> Edited:
         # The configuration of codes goes where the weights are others.
-        return edited(configs.changed(config, Change(plain=is_other)), cut_part.facts)
+        return edited(changed(config, Change(plain=is_other)), cut_part.facts)
 
     chosen_part = configured(chosen_part, source, step, is_told=bool(part.options))
     if part.codes is None or is_other or source.config is None or source.reference is not None:

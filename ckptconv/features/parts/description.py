@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
-from ckptconv.formats.model_directory import is_companion_name
+from ckptconv.formats.registered import is_companion_name
 from ckptconv.formats.run_names import TREES
 from ckptconv.formats.source import STEMS
 from ckptconv.outputs.schema import PLAN, check_heading, check_names, parse_json, shape_of

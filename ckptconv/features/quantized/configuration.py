@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ckptconv.errors import UnsupportedError
+from ckptconv.features.companions import reading
+from ckptconv.features.companions.contents import EXPERT_DTYPE, is_of_codes
+from ckptconv.features.companions.directory import QUANTIZED
 from ckptconv.features.quantized.words import NAMES_OF_COMPRESSED, Statement
-from ckptconv.formats import companions, configs
-from ckptconv.formats.model_directory import QUANTIZED
+from ckptconv.formats import configs
 from ckptconv.formats.source import CONFIG
 from ckptconv.text import brief
 
@@ -96,7 +98,7 @@ def _pair(value: Any) -> tuple[int, int] | None:
     return (value[0], value[1]) if fits else None
 
 
-def of_all(read: Mapping[str, companions.Configuration], metadata: Mapping[str, str]) -> Configuration:
+def of_all(read: Mapping[str, reading.Configuration], metadata: Mapping[str, str]) -> Configuration:
     """Return what a config.json, Model Optimizer's file (by name, as far as they exist) and the metadata of safetensors
     say together.
 
@@ -111,7 +113,7 @@ def of_all(read: Mapping[str, companions.Configuration], metadata: Mapping[str, 
     statements += [
         Statement(path, at, statement)
         for at, statement in configs.values(model, "quantization")
-        if configs.is_of_codes("quantization", statement)
+        if is_of_codes("quantization", statement)
     ]
     own = read.get(QUANTIZED)
     statement = own.says.get("quantization") if own else None
@@ -120,8 +122,8 @@ def of_all(read: Mapping[str, companions.Configuration], metadata: Mapping[str, 
     if COMFY in metadata:
         statement = configs.parsed(f"{COMFY} in the metadata", metadata[COMFY])
         statements.append(Statement(COMFY, "", {"quant_method": "comfy", **statement}))
-    known = {at: one for at, one in configs.values(model, configs.EXPERT_DTYPE) if isinstance(one, str)}
-    expert = _agreed({f"{path} ({at})": one for at, one in known.items()}, configs.EXPERT_DTYPE) or ""
+    known = {at: one for at, one in configs.values(model, EXPERT_DTYPE) if isinstance(one, str)}
+    expert = _agreed({f"{path} ({at})": one for at, one in known.items()}, EXPERT_DTYPE) or ""
     if not statements:
         return Configuration("", {}, expert, {}, path)
     methods = {one.method: one.path for one in statements}

@@ -8,11 +8,11 @@ from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
 from ckptconv.errors import UnsupportedError
+from ckptconv.features.companions import reading
+from ckptconv.features.companions.directory import QUANTIZED
 from ckptconv.features.quantized import configuration, joining
 from ckptconv.features.quantized.configuration import COMFY, Configuration
 from ckptconv.features.quantized.joining import Weight
-from ckptconv.formats import companions
-from ckptconv.formats.model_directory import QUANTIZED
 from ckptconv.formats.source import CONFIG, Quantized, Source
 from ckptconv.formats.values import first_bytes
 from ckptconv.pickles.nodes import Composite
@@ -38,7 +38,7 @@ def with_weights(source: Source, dtype: str, storage_options: Mapping[str, Any],
     if source.quantized:
         return source
     again = functools.partial(with_weights, dtype=dtype, storage_options=storage_options, anew=anew)
-    read = dict(companions.configurations(source, storage_options, CONFIG, QUANTIZED))
+    read = dict(reading.configurations(source, storage_options, CONFIG, QUANTIZED))
     plain = _Weights(configuration.of_all(read, source.metadata), source.metadata, dtype or "float32", storage_options)
     weights = plain.of_tree(source.weights)
     formats = dict(plain.formats)
@@ -194,7 +194,7 @@ def surveyed(
     Raise as `joining.recognized` does.
     """
     config = configuration.of_all(
-        dict(companions.configurations(source, storage_options, CONFIG, QUANTIZED)), source.metadata
+        dict(reading.configurations(source, storage_options, CONFIG, QUANTIZED)), source.metadata
     )
     layers = _layers({**parted.read(source.metadata, tensors), **described})
     if layers:

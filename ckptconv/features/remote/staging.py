@@ -17,7 +17,7 @@ from ckptconv.features.remote.uploads import (
     explained,
     part_size,
 )
-from ckptconv.formats.model_directory import is_companion_name
+from ckptconv.formats.registered import is_companion_name
 from ckptconv.outputs.targets import MANIFEST
 from ckptconv.publish.staging.area import DESCRIPTION, RECORD, is_sibling
 from ckptconv.publish.staging.base import Staging

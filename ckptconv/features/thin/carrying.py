@@ -23,8 +23,7 @@ from ckptconv.features.runs.whole import Judged, newest_good
 from ckptconv.features.thin.planning import Planned, Thinning
 from ckptconv.formats.detect import choose
 from ckptconv.formats.format import Probe
-from ckptconv.formats.model_directory import is_companion_name
-from ckptconv.formats.registered import DESCRIBING
+from ckptconv.formats.registered import DESCRIBING, is_companion_name
 from ckptconv.storage.handles import Handle
 from ckptconv.storage.location import Location
 from ckptconv.storage.strict_json import MOST

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CkptconvError, StoppedError, UsageError
+from ckptconv.features.companions.directory import LARGEST
 from ckptconv.features.removal.area import LESSEN, REMOVE
 from ckptconv.features.removal.entries import LINKS, StrangeError, entries_of
 from ckptconv.features.runs.marks import Marks
@@ -18,9 +19,8 @@ from ckptconv.features.runs.step import Step
 from ckptconv.features.runs.whole import WEIGHTS, Judged, is_optimizer, judged, newest_good, opened
 from ckptconv.features.thin.metrics import best_of
 from ckptconv.features.thin.policy import PERIODS, Candidate, Policy, reasons_to_stay
-from ckptconv.formats.model_directory import LARGEST, is_companion_name
 from ckptconv.formats.model_files import INDEX
-from ckptconv.formats.registered import describing
+from ckptconv.formats.registered import describing, is_companion_name
 from ckptconv.storage.handles import Handle, resolved
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote, normalize

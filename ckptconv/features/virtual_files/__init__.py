@@ -5,3 +5,5 @@ which are those that the conversion writes.
 """
 
 from __future__ import annotations
+
+NEEDS = ("companions",)

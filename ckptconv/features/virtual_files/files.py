@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ckptconv.engine.buffers import Tally
 from ckptconv.engine.ranges import FileBytes
 from ckptconv.errors import CorruptError, UsageError
-from ckptconv.formats import companions, opening
+from ckptconv.features.companions import reading
+from ckptconv.features.companions.contents import content
+from ckptconv.features.companions.deciding import LEAVING
+from ckptconv.formats import opening
 from ckptconv.formats.change import UNCHANGED, Change
 from ckptconv.formats.model_files import SAFETENSORS
-from ckptconv.formats.registered import LEAVING, describing
+from ckptconv.formats.registered import describing
 from ckptconv.formats.source import Source
 from ckptconv.options import RUNNING
 from ckptconv.options.option import checked
@@ -109,10 +112,10 @@ class VirtualFiles(Mapping[str, VirtualFile]):
                 files, self.format, decided = described.files, described.called, repr(described.identity)
                 change = _change(files)
                 opened = Source(self.format, SAFETENSORS, path, {})
-                opened = companions.with_files(opened, companions.together(opened, known), known)
+                opened = reading.with_files(opened, reading.together(opened, known), known)
             else:
                 opened = opening.opened(path, chosen, key=chosen.key, **chosen.fitting())
-                opened = companions.with_files(opened, companions.together(opened, known), known)
+                opened = reading.with_files(opened, reading.together(opened, known), known)
                 target = Target(path, "directory")
                 for module in LEAVING:
                     opened, _ = import_module(module).with_left(opened, target._replace(path=""), known)
@@ -125,10 +128,10 @@ class VirtualFiles(Mapping[str, VirtualFile]):
         inputs = dict.fromkeys(source_file.stored for file in files for source_file in file.inputs())
         self.version = _hash(decided, *(f"{source_file.size} {source_file.stamp}" for source_file in inputs))
         if opened.config is not None:
-            self.notes += companions.notes(opened.config, change.dtype)
+            self.notes += reading.notes(opened.config, change.dtype)
         names = {file.name for file in files}
         copies = [
-            _copy(name, opened.content(name, file, change))
+            _copy(name, content(opened, name, file, change))
             for name, file in sorted(opened.companions.items())
             if name not in names
         ]

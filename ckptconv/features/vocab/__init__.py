@@ -7,4 +7,4 @@ rows alone, and the configuration that is true of them.
 from __future__ import annotations
 
 # Features that this one builds on: without them, it is gone too.
-NEEDS = ("model_facts",)
+NEEDS = ("companions", "model_facts")

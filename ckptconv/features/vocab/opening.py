@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ckptconv.features.companions import reading
+from ckptconv.features.companions.directory import LARGEST, VOCABULARIES
 from ckptconv.features.vocab.options import VocabularyOptions
 from ckptconv.features.vocab.rows import Vocabulary
-from ckptconv.formats import companions
-from ckptconv.formats.model_directory import LARGEST, VOCABULARIES
 from ckptconv.formats.source import Source
 from ckptconv.storage import strict_json
 from ckptconv.storage.location import Location
@@ -19,7 +19,7 @@ def opened(source: Source, settings: Mapping[str, Any], reaching: Mapping[str, A
     stores = dict(reaching.get("storage_options") or {})
     rows = VocabularyOptions(vocab=settings["vocab"]).vocab
     assert rows is not None  # it is asked for
-    files = companions.read_files(source, stores, *VOCABULARIES)
+    files = reading.read_files(source, stores, *VOCABULARIES)
     tokens = {name: _tokens(Location(file.path, stores)) for name, file in files.items()}
     return source.computing(vocab=Vocabulary(rows, tokens))
 

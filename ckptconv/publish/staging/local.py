@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import CorruptError, FailedError
+from ckptconv.formats.registered import is_companion_name
 from ckptconv.outputs.targets import MANIFEST
 from ckptconv.plan import Copied, FilePlan
 from ckptconv.publish.staging.area import (
@@ -431,8 +432,6 @@ class LocalStaging(Staging):
                 home.sync()
         # Only the earlier manifest may say that these are ours: they go before it does, copied files first.
         if previous:
-            from ckptconv.formats.model_directory import is_companion_name
-
             for old in filter(is_companion_name, previous):
                 home.unlink(old)
             previous = [old for old in previous if not is_companion_name(old)]

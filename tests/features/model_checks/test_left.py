@@ -14,8 +14,8 @@ from effort import every
 from safetensors.torch import save_file
 
 from ckptconv import Report, UsageError, convert, inspect
+from ckptconv.features.companions.deciding import UNASKED
 from ckptconv.features.model_checks.left import reason_of
-from ckptconv.publish.companions import UNASKED
 
 COPIED = {"config.json": b"{}", "tokenizer.json": b"{}", "README.md": b"# A model"}
 LEFT = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from importlib import import_module
 
-from ckptconv.formats.registered import LEAVING
+from ckptconv.formats.registered import is_companion_name
 from ckptconv.formats.source import ADAPTER, ADAPTER_CONFIG, CONFIG, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.computed import ways_of
@@ -16,6 +16,10 @@ from ckptconv.storage.paths import dirname, is_remote
 from ckptconv.storage.stores import is_repository
 from ckptconv.tensors.moves import File
 
+# What names the files of an input's directory that its output does not have: the module with `with_left`.
+LEAVING: tuple[str, ...] = (
+    "ckptconv.features.model_checks.left",
+)  # fmt: skip
 # The reason why companions stay behind that nobody has asked for.
 UNASKED = "not copied without --copy-config"
 
@@ -31,13 +35,12 @@ def accompanied(source: Source, target: Target, options: Options, parts: Collect
     source, goal, stays = _accompanied(source, target, options)
     directory = dirname(target.path) if target.is_file else target.path
     may_be_less = options.include or options.exclude or is_set("partial", options)
-    if source.config is None and may_be_less:
+    if source.config is None and may_be_less and CONFIG not in goal.replaces:
         from ckptconv.formats import configs
 
         # A configuration that cannot be read is no error: this conversion neither reads nor writes it.
-        if CONFIG not in goal.replaces:
-            place = Location(directory, dict(options.storage_options)).join(CONFIG)
-            source = source._replace(config=configs.known(place))
+        place = Location(directory, dict(options.storage_options)).join(CONFIG)
+        source = source._replace(config=configs.known(place))
     for module in LEAVING if Location(source.path, dict(options.storage_options)).kind == "directory" else ():
         source, goal = import_module(module).with_left(source, goal, options.storage_options, stays, parts)
     return source, goal
@@ -51,8 +54,8 @@ def _accompanied(source: Source, target: Target, options: Options) -> tuple[Sour
         source = source._replace(companions={}, config=None)
     if not target.takes_copies:
         reason = "one file has no directory to copy to" if target.is_file else "such an output has only its own files"
-        if options.copy_config:
-            from ckptconv.publish.copying import not_copied
+        if options.asked("copy_config"):
+            from ckptconv.features.companions.copying import not_copied
 
             source = not_copied(source, reason, options)
         return source, target, {"": reason}
@@ -62,34 +65,41 @@ def _accompanied(source: Source, target: Target, options: Options) -> tuple[Sour
     is_known = not is_near and (not is_remote(target.path) or (bool(origins) and not is_set("part", options)))
     earlier: Mapping[str, File] = {}
     if is_known and directory.kind == "directory":
-        from ckptconv.publish.earlier import companions_in
-
-        earlier = companions_in(directory)
+        earlier = _copied_earlier(directory)
     goal = target._replace(replaces=frozenset(earlier))
     if origins:
-        from ckptconv.publish.copying import with_companions
+        from ckptconv.features.companions.copying import with_companions
 
         wanted = {owner: _wanted(owner, source, options) for owner in origins}
         stays = {} if wanted.get(source, ()) is None else {"": UNASKED}
         source, unfit = with_companions(source, wanted, directory, options, earlier)
         return source, goal, {**stays, **unfit}
-    return source, goal, {"": UNASKED if options.copy_config is None else "--no-copy-config"}
+    return source, goal, {"": UNASKED if options.asked("copy_config") is None else "--no-copy-config"}
+
+
+def _copied_earlier(directory: Location) -> Mapping[str, File]:
+    """Return the companions that an earlier output copied to `directory`, and that are unchanged."""
+    from ckptconv.publish.earlier import Directory
+
+    there = Directory(directory)
+    return {name: there.names[name].file for name in there.names if is_companion_name(name) and there.made_as(name)}
 
 
 def _is_copied(origin: Source, source: Source, options: Options) -> bool:
     """Whether the companions of `origin`, which is `source` or its reference, are to be copied."""
-    if options.copy_config is None:
+    asked: bool | None = options.asked("copy_config")
+    if asked is None:
         is_bare = origin.component is not None or origin.stem == ADAPTER
         # The output's configuration has other settings.
         is_retold = bool(source.quantized and source.quantized.says) or any(
             way.retold for way in ways_of(source, options)
         )
         return origin is source.reference or is_repository(origin.path) or is_bare or is_retold
-    return options.copy_config
+    return asked
 
 
 def _wanted(origin: Source, source: Source, options: Options) -> Collection[str] | None:
     """Return the names of the companions of `origin` that are copied; None: all. Without its own configuration, PEFT
     does not find an adapter: that file is copied without an option."""
-    is_unasked = options.copy_config is None and origin is source and not is_repository(origin.path)
+    is_unasked = options.asked("copy_config") is None and origin is source and not is_repository(origin.path)
     return [ADAPTER_CONFIG] if is_unasked and origin.stem == ADAPTER else None

@@ -1,7 +1,6 @@
-"""The directory of a model: the purpose of each file in it, and what becomes of it in a conversion.
+"""The directory of a model: the files in it that are copied with the weights, and the reasons why others stay behind.
 
-In: the names in a directory, local or on a store, and the small JSON files among them. Out: the files that are copied
-with the weights, those that are read, and the reason why any other file stays behind.
+In: the names in a directory, local or on a store. Out: the files of these names, by name.
 
 Sources: the names that `save_pretrained` of transformers, diffusers, PEFT and sentence-transformers, open_clip, timm,
 Model Optimizer and Megatron-Bridge write, and the repositories of the hub. Code and pickles are never copied.
@@ -11,10 +10,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping
-from importlib import import_module
 from typing import NamedTuple
 
-from ckptconv.formats.registered import FILES_OF_MODELS
+from ckptconv.formats.registered import is_companion_name
 from ckptconv.formats.source import ADAPTER, ADAPTER_CONFIG, CONFIG, Source
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote
@@ -55,18 +53,11 @@ ROWS = (
     ),
     Row("README.md LICENSE LICENSE.md LICENSE.txt NOTICE NOTICE.md NOTICE.txt", "the hub", "description, license"),
 )
-_NAMES = frozenset(name for row in ROWS for name in row.names.split())
 _INNER = "huggingface"  # verl's folder for them, beside ranks
 # The largest file that is copied, in bytes. The largest tokenizers have some 35 MB.
 LARGEST = 64 << 20
 # Directories of huggingface_hub's cache, beside each other: the links in the first lead to files in the second.
 _SNAPSHOTS, _BLOBS = "snapshots", "blobs"
-
-
-def is_companion_name(name: str) -> bool:
-    """Whether a file of that name may be a companion, which is copied with the weights."""
-    features = (import_module(module) for end, module in FILES_OF_MODELS.items() if name.endswith(end))
-    return name in _NAMES or any(name in row.names.split() for module in features for row in module.ROWS)
 
 
 def places_of(source: Source, options: Mapping[str, object]) -> Iterator[Location]:

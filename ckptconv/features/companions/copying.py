@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from ckptconv.formats import companions, pipelines
-from ckptconv.formats.model_directory import QUANTIZED, Companions, companions_of
+from ckptconv.features.companions import reading
+from ckptconv.features.companions.directory import QUANTIZED, Companions, companions_of
+from ckptconv.formats.registered import PIPELINES, pipelines
 from ckptconv.formats.source import ADAPTER_CONFIG, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.computed import ways_of
@@ -57,20 +58,20 @@ def with_companions(
     }
     files = {name: file for name, file in copies.items() if name not in kept}
     if source.component is None:
-        for module in pipelines.told_by(files):
+        for module in pipelines(files):
             module.check_copied(source, files, directory.options)
     notes = [_copied(files, source, others)] if files else []
-    source = companions.with_files(source, files, directory.options)
+    source = reading.with_files(source, files, directory.options)
     if source.config is not None:
         # Weights that are like a reference have the dtype of its configuration, unless another one is requested.
         usual = "keep" if source.reference else source.defaults.dtype
         cast = options.dtype if options.dtype not in (None, "keep") else usual
         is_changed = source.quantized is not None and bool(source.quantized.formats)
         dtype = "" if cast == "keep" or is_changed else cast
-        notes += companions.notes(source.config, dtype)
-        source = source._replace(
-            warnings=[*source.warnings, *pipelines.cast_warnings(source, dtype, directory.options)]
-        )
+        notes += reading.notes(source.config, dtype)
+        of_parts = pipelines(PIPELINES if source.component is not None else ())
+        told = (text for module in of_parts for text in module.cast_warnings(source, dtype, directory.options))
+        source = source._replace(warnings=[*source.warnings, *told])
     replaced = [
         f"{file.path} was not replaced, because no earlier output wrote it: --overwrite replaces it with the input's "
         "file."
@@ -103,7 +104,7 @@ def _is_same(left: File, right: File, near: Location) -> bool:
 
 def not_copied(source: Source, reason: str, options: Options) -> Source:
     """Return `source` with a warning that nothing is copied, if the user asked for it."""
-    if not options.copy_config:
+    if not options.asked("copy_config"):
         return source
     option = "--for-hub" if options.for_hub else "--copy-config"
     return source._replace(warnings=[*source.warnings, f"{option} copies nothing: {reason}."])

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError
+from ckptconv.features.companions.directory import companions_of, not_file, places_of
 from ckptconv.formats import configs
-from ckptconv.formats.model_directory import companions_of, not_file, places_of
 from ckptconv.formats.source import CONFIG, Source
 from ckptconv.storage.location import Location
 from ckptconv.tensors.moves import File

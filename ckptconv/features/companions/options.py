@@ -1,0 +1,25 @@
+"""The option of conversions about the small files of a model's directory."""
+
+from __future__ import annotations
+
+from ckptconv.options import OUTPUT
+from ckptconv.options.kinds import SWITCH
+from ckptconv.options.option import Given, option
+from ckptconv.options.registered import FLAGS
+
+
+class CompanionOptions(Given):
+    """Whether companions are copied; None: those of some inputs."""
+
+    copy_config: bool | None = option(
+        SWITCH,
+        "Copy config.json, the tokenizer and similar files to OUTPUT, a directory, for from_pretrained. Another name "
+        "of --no-copy-config is --no-extras.",
+        flags=FLAGS["copy_config"],
+        group=OUTPUT,
+        common="convert",
+        fallback="on for hub repositories, diffusers pipelines, REF of --like, --quantize, --dequantize, and parts",
+    )
+
+
+GIVEN = CompanionOptions
