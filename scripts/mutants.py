@@ -133,18 +133,6 @@ MUTANTS = [
         "tests/pickles",
     ),
     Mutant(
-        "pickles/attacks",
-        "    if _leads_out(name) or _is_listed(module, name):",
-        "    if _is_listed(module, name):",
-        "tests/pickles",
-    ),
-    Mutant(
-        "pickles/attacks",
-        "len(steps) > 1 and not _WAYS_OUT.isdisjoint(steps)",
-        "len(steps) > 2 and not _WAYS_OUT.isdisjoint(steps)",
-        "tests/pickles",
-    ),
-    Mutant(
         "structure/keymap",
         "        new = (aliases or {}).get(new, new)\n",
         "",

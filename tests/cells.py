@@ -7,7 +7,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from ckptconv.process import has_feature
+
 FEATURES = Path(__file__).parent / "features"
+# Marks a test in which an attack is to be refused by name.
+naming_attacks = pytest.mark.skipif(not has_feature("attacks"), reason="no feature recognizes attacks")
 
 
 def looking() -> list[str]:

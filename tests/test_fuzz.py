@@ -12,6 +12,7 @@ from typing import Any
 
 import fuzz
 import pytest
+from cells import of_features
 from compare import Attack
 from differential.cases import KINDS, Case
 from differential.hunt import Hunter, told
@@ -73,7 +74,7 @@ def test_cases_follow_from_the_seed_in_every_process() -> None:
 # A kind of cases, a rule taken out of ours, and what has to be found then.
 FAULTS = [
     ("pickle", opcodes, "python2", lambda data: data, "another value"),  # text of Python 2 is bytes
-    ("pickle", machine, "attacks_are_refused", lambda: False, "attack passes"),
+    *(fault for more in of_features("FUZZ_FAULTS") for fault in more),
     ("tensors", torch_objects, "_resolved", lambda tensor, _: tensor, "another value"),  # nothing is conjugate
     ("zip", torch_objects, "in_order", lambda tensor, _: tensor, "another value"),  # nothing is big-endian
     ("safetensors", safetensors, "contiguous_strides", lambda shape: (0,) * len(shape), "another value"),

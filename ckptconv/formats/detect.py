@@ -198,7 +198,7 @@ def open_parts(place: Location, *, per_rank: bool, **settings: Any) -> list[Sour
         return [*pipeline.others, *models]
     if not BY_RANK:
         raise UsageError("--per-rank needs the feature deepspeed, which is not installed.")
-    with refusing_attacks(not settings["inert"]):
+    with refusing_attacks(not settings.get("inert", False)):
         ranks = import_module(BY_RANK[0]).ranks_to_convert(place, settings["tag"])
     return [open_source(place.path, model_rank=rank, **settings) for rank in ranks]
 

@@ -31,7 +31,7 @@ def opened(
     if not isinstance(origin, Source):
         settings = {**options.opening(), **feature_options}
         return open_source(normalize(origin), key=key, states=states, **settings)
-    source = complete(origin, key=key, states=states, inert=options.inert)
+    source = complete(origin, key=key, states=states, inert=bool(options.asked("inert")))
     layout: dict[str, Any] = {**options.changing(), **options.reaching(), **feature_options}
     return with_layout(source, **layout)
 

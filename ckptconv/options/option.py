@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from ckptconv.errors import UsageError
 from ckptconv.options import NAMING, REPORTING
 from ckptconv.options.kinds import FLAG, MAPPING, Default, OptionWarning, ValueKind
-from ckptconv.options.registered import FLAGS
+from ckptconv.options.registered import FLAGS, missing
 from ckptconv.text import UNSET, brief
 
 if TYPE_CHECKING:
@@ -263,7 +263,8 @@ def checked(
                 former_given(option.former, option)
                 keywords[option.name] = keywords.pop(name)
             for name, value in keywords.items():
-                if name not in known:
+                # A function may name an option of a feature that is not here.
+                if name not in known or (value and missing(name)):
                     from ckptconv.options.words import unknown
 
                     raise unknown(name, known, public_name, instead)

@@ -29,6 +29,7 @@ FEATURES: Mapping[str, str] = {
     "cluster": "dask",
     "depfile": "depfile",
     "companions": "copy_config",
+    "attacks": "inert",
 }
 # Flags of these options that are more than their names.
 FLAGS: Mapping[str, tuple[str, ...]] = {"copy_config": ("--copy-config/--no-copy-config", " /--no-extras")}

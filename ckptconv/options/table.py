@@ -200,7 +200,6 @@ class Options(Given):
         metavar="JSON",
         env="CKPTCONV_STORAGE_OPTIONS",
     )
-    inert: bool = deciding(FLAG, "Convert the tensors of malicious files too; no code in them runs.", group=TAKE)
     raw: bool = deciding(FLAG, "Convert whole modules as objects, not as their state dicts.", group=TAKE)
     alone: bool = deciding(
         FLAG, "Convert INPUT alone, even if it is one file of a set, such as a rank's file or a shard.", group=TAKE
@@ -304,7 +303,8 @@ class Options(Given):
 
     def reaching(self) -> dict[str, Any]:
         """Return the options that `open_source` takes for any checkpoint: how to reach and to trust it."""
-        return {"inert": self.inert, "spool_dir": self.spool_dir, "storage_options": self.storage_options}
+        trust = {"inert": True} if self.asked("inert") else {}
+        return {**trust, "spool_dir": self.spool_dir, "storage_options": self.storage_options}
 
     def recorded(self) -> dict[str, Any]:
         """Return the options that decide the output and are not the default: {name: value as in JSON}."""

@@ -25,7 +25,8 @@ WORDS = {
     ),
     "--device --gpu --cuda --cpu --device-map": "ckptconv uses no device: it copies tensors from file to file.",
     "--trust-remote-code --weights-only --no-weights-only --unsafe --safe": (
-        "ckptconv runs no code from files, so it needs no trust; --inert converts the tensors of malicious files too."
+        "ckptconv runs no code from files, so it needs no trust"
+        + ("." if missing("inert") else "; --inert converts the tensors of malicious files too.")
     ),
     "--num-workers --workers --threads --num-threads --max-workers --num-proc --nproc --parallel -j": "Use --jobs N.",
     "--shard-size --shards --num-shards --split-max-size --max-file-size": "Use --max-shard-size SIZE.",

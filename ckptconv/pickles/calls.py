@@ -25,6 +25,7 @@ from ckptconv.pickles.nodes import (
     become,
     today,
 )
+from ckptconv.pickles.refusing import suspects
 from ckptconv.pickles.vocabulary import (
     Builder,
     Constructor,
@@ -139,7 +140,8 @@ class Calls:
             if construct is not None:
                 self.known.setdefault(mentioned, construct)
             if construct is None and spelled not in self.constants and spelled not in self.vocabulary.classes:
-                self._suspect_name(mentioned, Global(*spelled))
+                # Of what the vocabulary knows, nothing is suspect.
+                self.suspects.update(dict.fromkeys(suspects("of_name", mentioned, Global(*spelled))))
             if spelled in self.builders:
                 self.unfinished.add(mentioned)
             if spelled in TAKES_ARGUMENTS:
@@ -155,25 +157,6 @@ class Calls:
         self.charge(1 + (len(module) + len(name)) // _BYTES_EACH)
         self.globals[key] = mentioned
         return mentioned
-
-    # The tables of attacks are imported for the first name that the vocabulary lacks: of what it knows, they have none.
-
-    def _suspect_name(self, mentioned: Global, spelled: Global) -> None:
-        """Note the name `mentioned` if it is in the tables as `spelled`."""
-        from ckptconv.pickles import attacks
-
-        if attacks.is_suspect(spelled):
-            self.suspects[mentioned] = None
-
-    def _suspect_call(self, function: Any, args: tuple[Any, ...]) -> None:
-        """Note what a call of `function`, which is not known to be data, leads to."""
-        from ckptconv.pickles import attacks
-
-        led = attacks.ways_out(function, args) if type(function) is Global else ()
-        self.suspects.update(dict.fromkeys(led))
-        coded = attacks.code_called(function, args)
-        if coded is not None:
-            self.suspects[coded] = None
 
     def _is_of_script(self, name: Any) -> bool:
         """Whether a class is one of the program that comes with the pickle."""
@@ -237,7 +220,7 @@ class Calls:
                 raise ExcessiveError(f"calls the result of a call, more than {CALL_DEPTH} times over")
         else:
             raise MalformedError(f"calls a value of type {type(function).__name__}")
-        self._suspect_call(function, args)
+        self.suspects.update(dict.fromkeys(suspects("of_call", function, args)))
         if judge and not self._is_of_script(function):
             judge.call(function, args, how, kwargs)
         result = Opaque(function, args, kwargs, how)

@@ -16,7 +16,6 @@ nothing recurses.
 
 from __future__ import annotations
 
-import contextlib
 import struct
 from collections import OrderedDict
 from typing import Any, NamedTuple
@@ -26,7 +25,7 @@ from ckptconv.pickles import watching
 from ckptconv.pickles.limits import check_nesting
 from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.opcodes import HOLE, RARE, NotStoredError, State
-from ckptconv.pickles.refusing import attacks_are_refused
+from ckptconv.pickles.refusing import refuse_attack
 from ckptconv.pickles.vocabulary import (
     DEFAULT_LIMITS,
     PLAIN,
@@ -74,38 +73,21 @@ def load(
 def run(machine: Machine) -> Loaded:
     try:
         loaded = machine.run()
-    except TruncatedError:
-        # Callers read truncated data again, with more of it, so it does not count as broken.
-        machine.report(broken=True)
-        machine.refuse_attack()
-        raise
     except CkptconvError as error:
         machine.report(broken=True)
-        machine.refuse_attack(broken=True)
-        if machine.around and attacks_are_refused():
-            _run_on(machine)
+        if machine.suspects or machine.around:  # in a broken frame, an attack may follow
+            refuse_attack("refuse_pickle", machine, error)
+        if isinstance(error, TruncatedError):
+            raise
         raise machine.oddity or error from None
     else:
         machine.report(loaded.value)
-        machine.refuse_attack()
+        if machine.suspects:
+            refuse_attack("refuse_pickle", machine)
         return loaded
     finally:
         # The machine is in reference cycles, so it and the data would stay until the next garbage collection.
         vars(machine).clear()
-
-
-def _run_on(machine: Machine) -> None:
-    """Look for an attack in a pickle that breaks in a frame. Ignore frames, as CPython's C unpickler ignores some."""
-    vocabulary, where, limits = machine.vocabulary, machine.where, machine.limits
-    whole, _, base = machine.around or (machine.data, 0, 0)
-    again = Machine(whole, vocabulary, where, 0 if base else machine.start, limits, lean=False, framed=False)
-    try:
-        with contextlib.suppress(CkptconvError):
-            again.run()
-        again.report(broken=True)
-        again.refuse_attack(broken=True)
-    finally:
-        vars(again).clear()
 
 
 # --------------------------------------------------------------------------------------------------------- machine
@@ -166,13 +148,6 @@ class Machine(State):
             size = len(self.data) - self.start
             raise self.error(TruncatedError, f"ends after {size} bytes, incomplete") from None
         return Loaded(value, end, tuple(self.globals.values()), tuple(self.opaque))
-
-    def refuse_attack(self, *, broken: bool = False) -> None:
-        """Raise UnsafeError if attacks are refused and the part read so far is one. `broken`: the pickle is broken."""
-        if self.suspects and (self.opaque or broken) and attacks_are_refused():
-            from ckptconv.pickles import attacks
-
-            raise attacks.error(self.where, self.suspects, self.opaque) from None
 
     def report(self, value: Any = None, *, broken: bool = False) -> None:
         """Pass the reading so far to the watcher, if there is one."""

@@ -32,15 +32,7 @@ class State(Calls):
     """The position of a run in the bytes of a pickle, its stack, and its memo. `where` names the pickle in errors."""
 
     def __init__(
-        self,
-        data: bytes,
-        vocabulary: Vocabulary,
-        where: str,
-        start: int,
-        limits: Limits,
-        *,
-        lean: bool,
-        framed: bool = True,
+        self, data: bytes, vocabulary: Vocabulary, where: str, start: int, limits: Limits, *, lean: bool
     ) -> None:
         super().__init__(vocabulary, limits, len(data) - start)
         # `data` are the bytes that are read now: the whole pickle, or one frame. In a frame, `around` is the data and
@@ -49,7 +41,6 @@ class State(Calls):
         self.pos = self.start = start
         self.base = 0
         self.around: tuple[bytes, int, int] | None = None
-        self.framed = framed
         self.short = False
         self.where = where
         self.lean = lean
@@ -71,8 +62,6 @@ class State(Calls):
 
     def enter_frame(self, length: int) -> None:
         """Read the next `length` bytes on their own: no instruction in them may go beyond."""
-        if not self.framed:
-            return
         if self.around and self.pos < self.size:
             # One of CPython's unpicklers refuses this, and the other reads on.
             self.odd("has a frame in a frame")

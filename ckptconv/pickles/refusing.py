@@ -1,11 +1,19 @@
-"""Whether attacks are refused, or read as inert data. Readers of pickles recognize an attack by `attacks`."""
+"""Whether attacks are refused, or read as inert data; and the registry of the feature that recognizes them."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
+from typing import Any
 
+from ckptconv.pickles.nodes import Global
+from ckptconv.process import has_feature, of_feature
+
+# What recognizes attacks: the feature. In `tables`, `of_name` and `of_call` yield the suspects to which a name leads
+# that the vocabulary lacks, or a call that is not known to be data. In `refused`, `refuse_pickle`, `refuse_pickles` and
+# `refuse_file` raise UnsafeError for an attack: as the machine reads it, in bytes, and in a refused file of torch.save.
+ATTACKS = "attacks"
 _refusing: ContextVar[bool] = ContextVar("refusing", default=False)
 
 
@@ -19,6 +27,13 @@ def refusing_attacks(wanted: bool = True) -> Iterator[None]:
         _refusing.reset(token)
 
 
-def attacks_are_refused() -> bool:
-    """Whether reading an attack raises an error, because `refusing_attacks` is active."""
-    return _refusing.get()
+def suspects(rule: str, *facts: Any) -> Iterator[Global]:
+    """Yield the suspects that `rule` finds: `of_name` or `of_call`."""
+    if has_feature(ATTACKS):
+        yield from getattr(of_feature(ATTACKS, "tables"), rule)(*facts)
+
+
+def refuse_attack(check: str, *facts: Any) -> None:
+    """Have a `check` raise UnsafeError for an attack, if attacks are refused (`refusing_attacks`)."""
+    if _refusing.get() and has_feature(ATTACKS):
+        getattr(of_feature(ATTACKS, "refused"), check)(*facts)

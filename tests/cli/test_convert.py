@@ -43,7 +43,9 @@ def flags_of(command: str) -> set[str]:
 def test_it_has_every_option_of_the_commands_for_a_format() -> None:
     for command in ("pt2safetensors", *itertools.chain(*of_features("FORMATS"))):
         assert flags_of(command) - flags_of("convert") == set(), command
-    opening = {"--tag", "--exclude-frozen-parameters", "--master", "--unstack", "--raw", "--inert"}
+    opening = {"--tag", "--exclude-frozen-parameters", "--master", "--unstack", "--raw"}.union(
+        *of_features("OPENING_FLAGS")
+    )
     for command in itertools.chain(*of_features("CONVERTING")):
         assert opening <= flags_of(command), command
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 from attacks.assemble import DATA, mapped, members, number, pickled, tensor, text, zipped
-from attacks.corpus import CASES
 from cells import of_features
 from checkpoints import ckptconv_here
 
@@ -26,6 +25,7 @@ from ckptconv.errors import (
     DifferenceError,
     FailedError,
     StoppedError,
+    UnsafeError,
     leaving,
 )
 from ckptconv.options.table import OPTIONS
@@ -46,16 +46,7 @@ ERRORS: dict[str, tuple[int, Callable[[], bytes | None], list[str], str, str]] =
         "",
     ),
     "usage": (2, lambda: None, [], "{path} does not exist.", ""),
-    "unsafe": (
-        3,
-        lambda: CASES["live_os_system.pt"].make("canary"),
-        [],
-        (
-            "{path} (archive/data.pkl): this file is an attack: it calls os.system, which torch.load would run. "
-            "Nothing was run, and nothing was written."
-        ),
-        "Inform its sender. Use --inert to convert its tensors anyway; its code does not run then either.",
-    ),
+    **{kind: error for more in of_features("ERRORS") for kind, error in more.items()},
     "corrupt": (
         4,
         lambda: SOUND[:-40],
@@ -135,7 +126,7 @@ def test_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_kinds_are_all_there_are() -> None:
     kinds = {kind.kind for kind in ERROR_KINDS}
-    assert kinds == {*ERRORS, DifferenceError.kind, StoppedError.kind}
+    assert kinds == {*ERRORS, UnsafeError.kind, DifferenceError.kind, StoppedError.kind}
     assert {each.kind for each in CkptconvError.__subclasses__()} <= kinds
 
 

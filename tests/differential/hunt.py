@@ -14,6 +14,7 @@ What others refuse we may read, and what others read we may refuse, unless it wa
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import random
@@ -30,11 +31,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cells import of_features
+
 from ckptconv.errors import CkptconvError
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.safetensors import read_header
 from ckptconv.formats.torch.objects import CONSTANTS
-from ckptconv.pickles import attacks, machine
+from ckptconv.pickles import machine
 from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.refusing import refusing_attacks
 from ckptconv.pickles.vocabulary import Vocabulary
@@ -194,6 +197,12 @@ def sides(differs: str) -> str:
     return " | ".join(kinds)
 
 
+@functools.cache
+def suspecting() -> list[Callable[[Global], bool]]:
+    """What features take for a name that no checkpoint has a reason to call."""
+    return of_features("SUSPECTING")
+
+
 def judge(kind: str, our: Outcome, answers: dict[str, dict[str, Any]], honest: bool) -> list[Finding]:
     """What is wrong, judged by what all others read; each fault once, whoever shows it."""
     if our.wrong[0]:
@@ -205,7 +214,7 @@ def judge(kind: str, our: Outcome, answers: dict[str, dict[str, Any]], honest: b
     found: dict[tuple[str, str], Finding] = {}
     for reader, answer in answers.items():
         calls = [Global(*each) for each in answer["calls"]]
-        attack = [str(call) for call in calls if attacks.is_suspect(call)]
+        attack = [str(call) for call in calls if any(is_suspect(call) for is_suspect in suspecting())]
         unseen = [str(call) for call in calls if trees.named(*call) not in our.calls]
         if not trees.CALLERS.isdisjoint(our.calls):
             unseen = []  # what is called by what we tell of

@@ -74,7 +74,7 @@ MATRIX = {
 }
 # Options that name the outputs, or are about how the input is reached and read, or how fast: they know of no kind.
 OTHERS = {"to", *FURTHER, "per_rank", "drop_opaque", "jobs", "memory", "fsync", "spool_dir"}
-OTHERS |= {"overwrite", "storage_options", "inert", "raw", "alone", "family", "tag", "master", "unstack"}
+OTHERS |= {"overwrite", "storage_options", "raw", "alone", "family", "tag", "master", "unstack"}
 OTHERS = OTHERS.union(*of_features("OF_INPUTS"))
 
 

@@ -17,6 +17,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from typing import Any
 
 import pytest
+from cells import naming_attacks
 from compare import assert_same
 from effort import examples
 from hypothesis import given
@@ -778,6 +779,7 @@ def test_to_give_states_takes_as_long_however_much_was_stored_before():
     assert abs(taken[1] - taken[0]) < 100
 
 
+@naming_attacks
 def test_an_attack_of_many_names_is_told_in_a_moment():
     names = b"".join(b"X\x06\0\0\0%06dr" % n + struct.pack("<I", n) for n in range(3000))
     names += b"X\2\0\0\0os" + b"".join(b"2j" + struct.pack("<I", n) + b"\x93)R0" for n in range(3000)) + b"."

@@ -81,7 +81,7 @@ def inspect(
     # A million tensors are a million small objects that live until the end: do not scan them.
     with no_garbage():
         if isinstance(opened, Source):
-            opened = complete(opened, key=settings["key"], inert=settings["inert"])
+            opened = complete(opened, key=settings["key"], inert=settings.get("inert", False))
             layout = {name: settings[name] for name in ("storage_options", *CHANGING) if name in settings}
             opened = with_layout(opened, **layout)
         else:

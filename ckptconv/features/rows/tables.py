@@ -215,12 +215,4 @@ def open_table(paths: Sequence[str], names: Sequence[str], options: Options) -> 
 
 def open_all(paths: Sequence[str], options: Options) -> list[Source]:
     """Open the checkpoints at `paths`."""
-    return [
-        open_source(
-            path,
-            inert=options.inert,
-            spool_dir=options.spool_dir,
-            storage_options=options.storage_options,
-        )
-        for path in paths
-    ]
+    return [open_source(path, **options.reaching()) for path in paths]

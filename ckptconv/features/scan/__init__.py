@@ -7,7 +7,7 @@ names and calls of a pickle, also for `--opaque keep` of conversions.
 from __future__ import annotations
 
 PAGES = ("scan.md", "internals/scan.md")
-NEEDS = ("consecutive", "reporting")
+NEEDS = ("attacks", "consecutive", "reporting")
 SCRIPTS = ("scan/",)
 # Files of the checkout that only this feature needs, besides its folders.
 FILES = ("action.yml", "requirements-grammar.txt")

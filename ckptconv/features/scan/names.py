@@ -1,6 +1,6 @@
 """Judges the names that a pickle calls and that the machine does not know as data.
 
-`pickles.attacks` knows which calls are attacks. Most others are classes of the user or of a framework, which show
+The feature `attacks` knows which calls are attacks. Most others are classes of the user or of a framework, which show
 nothing about a file. Two kinds do: functions that take code, and functions of the standard library that no program
 pickles. As with attacks, safety does not depend on these tables: nothing that a pickle names is ever called here.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 
-from ckptconv.pickles.attacks import makes_functions
+from ckptconv.features.attacks.tables import makes_functions
 from ckptconv.pickles.nodes import Global, today
 
 # Functions that compile code in the pickle when it is loaded, besides those that `attacks` knows.

@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckptconv.errors import CkptconvError, MissingError, UnsafeError, UnsupportedError
+from ckptconv.features.attacks.tables import is_suspect
 from ckptconv.features.scan.beginnings import CLOSED, HEAD
 from ckptconv.features.scan.bounds import ENTRIES, LONGEST, SUFFIXES
 from ckptconv.features.scan.contents import ScannedContents
@@ -23,7 +24,6 @@ from ckptconv.formats.registered import DESCRIBING, FOREIGN
 from ckptconv.formats.run_names import LATEST, LATEST_UNIVERSAL, MAX_TAG, tags_in
 from ckptconv.formats.weight_map import read_index
 from ckptconv.options.option import checked, filled
-from ckptconv.pickles import attacks
 from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.refusing import refusing_attacks
 from ckptconv.process import no_garbage
@@ -189,7 +189,7 @@ def _verdict(path: str, kind: str, size: int, contents: ScannedContents) -> Scan
 def _safetensors(contents: ScannedContents, place: Location) -> str:
     def action() -> None:
         source = open_source(place.path, family=SAFETENSORS, storage_options=place.options)
-        suspects = [name for name in source.files.opaque if attacks.is_suspect(Global(*name.rpartition(".")[::2]))]
+        suspects = [name for name in source.files.opaque if is_suspect(Global(*name.rpartition(".")[::2]))]
         if suspects:
             contents.add("dangerous-name", f"{place} has a record of objects that names {some(suspects, 3, str)}.")
 

@@ -17,11 +17,12 @@ from ckptconv.cells import cut
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.features.consecutive.pickles import Pickles
 from ckptconv.features.tar.directory import listed
-from ckptconv.formats.torch.container import SCANNED, TorchFile, first_identity, is_pickle, refuse_attack
+from ckptconv.formats.torch.container import SCANNED, TorchFile, first_identity, is_pickle
 from ckptconv.formats.torch.file import TAR
 from ckptconv.formats.torch.objects import vocabulary
 from ckptconv.formats.torch.storages import Storage, storage_dtype
 from ckptconv.pickles.nodes import Global
+from ckptconv.pickles.refusing import refuse_attack
 from ckptconv.pickles.vocabulary import Constructor, Limits, MalformedError
 from ckptconv.storage.paths import STANDARD_INPUT_NAME
 from ckptconv.storage.reading import Reader
@@ -73,7 +74,8 @@ def _read(reader: Reader, limits: Limits) -> TorchFile:
             if name in members:
                 start, stop = members[name]
                 # Two of the members begin with a count; their first item is the second pickle.
-                refuse_attack(reader.read_at(start, min(SCANNED, stop - start)), f"{reader.file.path} ({name})", most=2)
+                data = reader.read_at(start, min(SCANNED, stop - start))
+                refuse_attack("refuse_pickles", data, f"{reader.file.path} ({name})", 2)
         raise odd
     pickles = {name: Pickles(reader, span.start, span.stop, limits, _WINDOW) for name, span in members.items()}
     contents = _Contents(reader.file)

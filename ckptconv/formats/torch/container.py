@@ -1,4 +1,4 @@
-"""The parts that the containers of torch files share: numbers of storages, attacks in refused files, the result."""
+"""The parts that the containers of torch files share: numbers of storages, how they begin, the result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from ckptconv.errors import CkptconvError, TruncatedError, UnsafeError, UnsupportedError
 from ckptconv.pickles.machine import load
 from ckptconv.pickles.nodes import Global
-from ckptconv.pickles.refusing import attacks_are_refused
 from ckptconv.storage.records import Records
 from ckptconv.tensors.moves import File
 
@@ -55,21 +54,6 @@ def is_stream(head: bytes) -> bool:
 def first_identity() -> int:
     """Return the number of the first storage of a container; storage numbers are unique in this process."""
     return next(_containers) << 32
-
-
-def refuse_attack(data: bytes, where: str, most: int = 1) -> None:
-    """Raise UnsafeError if there is an attack among the first `most` pickles of `data`.
-
-    Another reader would run these pickles, although this one refuses the file.
-    """
-    at = 0
-    for _ in range(most if attacks_are_refused() else 0):
-        try:
-            at = load(data, where=where, start=at).end
-        except UnsafeError:
-            raise
-        except CkptconvError:
-            return
 
 
 def is_pickle(data: bytes, where: str, *, or_begins: bool = False) -> bool:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from importlib import import_module
 from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsafeError, UnsupportedError
 from ckptconv.formats.model_files import TORCH, torch_model
 from ckptconv.formats.source import FileFacts, Source, Wanted
-from ckptconv.formats.torch.container import SCANNED, Taken, TorchFile, is_stream, refuse_attack
-from ckptconv.pickles.refusing import attacks_are_refused
+from ckptconv.formats.torch.container import Taken, TorchFile, is_stream
+from ckptconv.pickles.refusing import refuse_attack
 from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, WHOLE_TREES, Limits
 from ckptconv.plan import Input
 from ckptconv.storage import LOCAL_SIGNATURE
@@ -52,7 +52,7 @@ def read_from(reader: Reader, *, limits: Limits = DEFAULT_LIMITS) -> TorchFile:
     except UnsafeError:
         raise
     except CkptconvError:
-        _refuse_attack(reader, head)
+        refuse_attack("refuse_file", reader, head)
         raise
 
 
@@ -83,28 +83,6 @@ def _read(reader: Reader, head: bytes, limits: Limits) -> TorchFile:
             "read it differently."
         )
     return content
-
-
-def _refuse_attack(reader: Reader, head: bytes) -> None:
-    """Raise UnsafeError if a refused file holds an attack that torch.load, or Python's pickle, would run."""
-    if not attacks_are_refused():
-        return
-    if head.startswith(LOCAL_SIGNATURE):
-        for pickle in _pickles_in_zip(reader):
-            refuse_attack(pickle, reader.file.path)
-    else:
-        refuse_attack(reader.read_at(0, min(SCANNED, reader.file.size)), reader.file.path)
-
-
-def _pickles_in_zip(reader: Reader) -> Iterator[bytes]:
-    """Yield the beginning of each member that torch may take for data.pkl."""
-    from ckptconv.storage import zip_elsewhere
-
-    entries = list(zip_elsewhere.entries(reader))
-    top, slash, _ = entries[0].name.partition(b"/") if entries else (b"", b"", b"")
-    for entry in entries:
-        if slash and entry.name.lower() == (top + b"/data.pkl").lower():
-            yield zip_elsewhere.content(reader, entry, SCANNED)
 
 
 def fingerprint(torch_file: TorchFile) -> Input:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cells import of_features
+from cells import naming_attacks, of_features
 from checkpoints import DATA, ZERO, load_with_aliases, seven_shards
 from compare import Attack
 from effort import spread
@@ -391,6 +391,7 @@ def test_a_step_whose_rank_is_cut_is_corrupt(tmp_path: Path) -> None:
         ckptconv.open(step)
 
 
+@naming_attacks
 def test_an_attack_is_unsafe(tmp_path: Path) -> None:
     torch.save({"a": torch.ones(1), "b": Attack(tmp_path / "canary")}, tmp_path / "x.pt")
     with pytest.raises(ckptconv.UnsafeError, match="this file is an attack"):

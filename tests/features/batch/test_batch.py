@@ -14,7 +14,7 @@ import pytest
 import torch
 from attacks.assemble import members, pickled, tensor, zipped
 from attacks.corpus import CASES
-from cells import of_features, trained
+from cells import naming_attacks, of_features, trained
 from checkpoints import Run, ckptconv_here, contents, done
 from hypothesis import given
 from hypothesis import strategies as st
@@ -109,6 +109,7 @@ def mixed(place: Path) -> list[str]:
     return sorted(f"in/{name}" for name in os.listdir(place / "in"))
 
 
+@naming_attacks
 def test_of_twenty_the_broken_ones_do_not_stop_the_others(place: Path) -> None:
     words = mixed(place)
     assert len(words) == 20

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dist_checkpoint
-from cells import looking
+from cells import looking, naming_attacks
 from checkpoints import bits, ckptconv_here, done
 from effort import TIMES, every, examples
 from features.dcp.writer import Box, Checkpoint, cut, entry_of, grid, one, shards, whole
@@ -456,6 +456,7 @@ class Attack:
         return os.mkdir, (str(self.path),)
 
 
+@naming_attacks
 def test_code_in_the_metadata_does_not_run(tmp_path: Path) -> None:
     checkpoint = rows()
     metadata = checkpoint.metadata()
@@ -467,6 +468,7 @@ def test_code_in_the_metadata_does_not_run(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
+@naming_attacks
 def test_code_in_a_value_does_not_run(tmp_path: Path) -> None:
     checkpoint = rows()
     checkpoint.add_value(("epoch",), Attack(tmp_path / "ran"))
@@ -476,6 +478,7 @@ def test_code_in_a_value_does_not_run(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
+@naming_attacks
 def test_code_in_a_chunk_does_not_run(tmp_path: Path) -> None:
     checkpoint = one(random_tensor((6, 4), torch.float32), ROWS, save=lambda part: Attack(tmp_path / "ran"))
     assert "this file is an attack" in refused(checkpoint.write(tmp_path / "c"), 3)

@@ -480,5 +480,7 @@ def test_a_lone_shard_is_not_served_as_the_model(tmp_path: Path) -> None:
 
 
 def test_it_reads_any_checkpoint_as_a_conversion_does() -> None:
-    opening = {"--tag", "--exclude-frozen-parameters", "--master", "--unstack", "--raw", "--inert"}
+    opening = {"--tag", "--exclude-frozen-parameters", "--master", "--unstack", "--raw"}.union(
+        *of_features("OPENING_FLAGS")
+    )
     assert opening <= {flag for each in COMMAND.commands["serve"].params for flag in each.opts}

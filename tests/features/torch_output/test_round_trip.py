@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 from attacks.corpus import CASES
-from cells import torch_containers, torch_releases
+from cells import naming_attacks, torch_containers, torch_releases
 from checkpoints import DATA, Run, ckptconv, ckptconv_here, done, torch_loaded
 from compare import assert_same
 from effort import TIMES, every, examples
@@ -342,6 +342,7 @@ def test_only_objects_that_were_chosen_are_asked_about(tmp_path: Path) -> None:
         assert ckptconv_here("safetensors2pt", source, output, *options).code == 3
 
 
+@naming_attacks
 def test_an_attack_is_not_written_even_where_all_else_is(tmp_path: Path) -> None:
     path = tmp_path / "x.pt"
     path.write_bytes(CASES["live_partial.pt"].make(str(tmp_path / "canary")))

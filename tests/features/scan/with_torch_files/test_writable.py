@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ckptconv.features.attacks import tables
 from ckptconv.features.scan.grammar.table import grammar
 from ckptconv.features.torch_files import writable
-from ckptconv.pickles import attacks
 from ckptconv.pickles.nodes import Global, Opaque
 
 
@@ -14,5 +14,5 @@ def test_what_is_written_without_being_asked_for_is_known() -> None:
         for each in names:
             # The lists combine modules with names; Python 2 had two more types.
             assert entry(each) or each.module.startswith("numpy.random._") or each.name in ("long", "unicode"), each
-            assert not attacks.is_suspect(each)
+            assert not tables.is_suspect(each)
     assert writable.unlisted(Opaque(Global("typing", "_eval_type"), ())) == "typing._eval_type"

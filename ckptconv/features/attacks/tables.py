@@ -231,6 +231,21 @@ _CLOSED = _MODULES | _PACKAGES
 _PARTS = 1 + max(name.count(".") + 1 for table in (_MODULES, _PACKAGES, _HARMLESS, _NAMES) for name in table)
 
 
+def of_name(mentioned: Global, spelled: Global) -> Iterator[Global]:
+    """Yield the name `mentioned` if it is in the tables as `spelled`."""
+    if is_suspect(spelled):
+        yield mentioned
+
+
+def of_call(function: Any, args: tuple[Any, ...]) -> Iterator[Global]:
+    """Yield the suspects to which a call of `function` leads, which is not known to be data."""
+    if type(function) is Global:
+        yield from ways_out(function, args)
+    maker = code_called(function, args)
+    if maker is not None:
+        yield maker
+
+
 def is_suspect(named: Global) -> bool:
     """Whether `named` is in the tables, or is a path of attributes that leads to an entry of them."""
     module, name = named.module[:_LONGEST], named.name[:_LONGEST]
