@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from cells import offered
+from cells import naming_attacks, offered
 from checkpoints import ZERO, ckptconv_here, contents, done, load_with_aliases
 from effort import every
 from huggingface_hub import save_torch_state_dict
@@ -682,6 +682,11 @@ def test_an_index_that_leads_out_and_a_header_that_lies_are_refused(
     (reference / INDEX).write_text("{" * 1000)
     with pytest.raises(CorruptError, match="index"):
         convert(source, tmp_path / "out", like=reference)
+    assert not (tmp_path / "out").exists()
+
+
+@naming_attacks
+def test_a_reference_that_is_an_attack_is_refused(source: Path, tmp_path: Path) -> None:
     torch.save({"w": Attack()}, tmp_path / "attack.pt")
     with pytest.raises(UnsafeError, match=r"attack\.pt"):
         convert(source, tmp_path / "out", like=tmp_path / "attack.pt")

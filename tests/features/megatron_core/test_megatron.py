@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from cells import naming_attacks
 from checkpoints import assert_same, ckptconv_here, done
 from effort import every
 from features.dcp.cases import converted, refused
@@ -247,6 +248,7 @@ class Attack:
         return __import__("os").system, ("true",)
 
 
+@naming_attacks
 def test_an_attack_in_common_pt_is_refused_and_does_not_run(tmp_path: Path) -> None:
     checkpoint = with_common({"iteration": Attack()}, tmp_path)
     assert "system" in refused(checkpoint, tmp_path / "o.safetensors", 3)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from cells import naming_attacks
 from checkpoints import ckptconv_here, done
 from effort import every
 from format_suite import FormatSuite
@@ -136,6 +137,7 @@ def test_what_is_cut_or_no_gzip_is_refused(tmp_path: Path) -> None:
         ckptconv_here("convert", tmp_path / "x.nemo", tmp_path / "x.safetensors").refused(4, words)
 
 
+@naming_attacks
 def test_an_attack_in_it_is_one(tmp_path: Path) -> None:
     class Attack:
         def __reduce__(self) -> Any:

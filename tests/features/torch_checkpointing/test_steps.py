@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from cells import naming_attacks
 from checkpoints import Run, assert_same, ckptconv_here, done, load_with_aliases
 from dtensors import placed, playing
 from effort import every
@@ -300,6 +301,7 @@ def test_metadata_and_a_pickled_dtensor_must_agree(how: Any, tmp_path: Path) -> 
     convert(step, tmp_path / "out").refused(4, "model_0.pt", "weight", "metadata.pkl")
 
 
+@naming_attacks
 def test_a_pickle_that_runs_code_is_an_attack(tmp_path: Path) -> None:
     step = in_safetensors(tmp_path / "step-1")
 

@@ -13,7 +13,7 @@ from typing import Any
 import fsspec
 import pytest
 import torch
-from cells import torch_containers
+from cells import naming_attacks, torch_containers
 from checkpoints import Run, assert_same, ckptconv_here, contents, done, load_with_aliases
 from compare import Attack, numbers
 from effort import every, examples
@@ -337,6 +337,7 @@ def test_a_shard_that_is_no_state_dict(tmp_path: Path) -> None:
     refused(5, "pytorch_model-00003-of-00003.bin", "of type list", path=directory)
 
 
+@naming_attacks
 def test_an_attack_in_one_shard_is_an_attack(tmp_path: Path) -> None:
     directory = sharded(state_dict(), tmp_path / "in", index=False)
     torch.save({"x": Attack(tmp_path / "canary")}, directory / "pytorch_model-00002-of-00003.bin")
