@@ -137,7 +137,7 @@ def test_every_file_ends_as_it_should_and_so_does_the_library(family: str, tmp_p
         ending = ending_of(case.command, source, output, canary)
         tensors = assert_ended(case, source, output, ending)
         assert not canary.exists(), case.file
-        if tensors is not None and case.whole:
+        if tensors is not None and case.whole and not is_unnamed(case):
             # Safetensors made of safetensors have an object of two names, v and w, under the first.
             name = "v" if case.command == "convert" and "w" not in tensors else "w"
             assert torch.equal(tensors[name].view(torch.int32), W.view(torch.int32)), case.file
