@@ -35,7 +35,7 @@ from ckptconv.text import Shown, quoted
 
 # The results for a pair of tensors, in the order in which they are listed.
 STATUSES = (ONLY_A, ONLY_B, SHAPE, DTYPE, CHANGED, EQUAL) = ("only_a", "only_b", "shape", "dtype", "changed", "equal")
-# The modules of features whose `through_codes(pairs, options, count)` returns the distances, in steps, of pairs that
+# The modules of features whose `through_codes(pairs, options, count, is_tolerant)` returns the distances, in steps, of pairs that
 # differ and have a side of codes, and a summary of all such pairs; {} and None if there are none. `count` counts the
 # differing elements of further tensors.
 THROUGH_CODES: dict[str, str] = {
@@ -85,7 +85,8 @@ class TensorDifference:
     differs was not measured."""
 
     steps: Steps | None = None
-    """With `--dequantize`, how far a quantized weight is from the other side, in steps; null if it is equal."""
+    """With `--dequantize`, how far a quantized weight is from the other side, in steps, whatever the tolerance; null if both sides are equal bit for
+    bit."""
 
     @property
     def rank(self) -> tuple[int, float, str]:
@@ -286,7 +287,7 @@ def difference(
     if encoder:
         encoder.check({name: pair for (name, _), pair in pairs.items()})
     read = compare(list(pairs.values()), options, tolerance, progress, on_total, encoder, measure)
-    steps, quantization = _through_codes(pairs, options) if measure else ({}, None)
+    steps, quantization = _through_codes(pairs, options, tolerance is not None) if measure else ({}, None)
     with no_garbage():
         changes = {key: pair.change() for key, pair in pairs.items() if measure}
         tensors = [_compared(name, a, b, pairs, changes, tolerance is not None) for name in names]
@@ -413,14 +414,15 @@ def _are_comparable(a: LazyTensor, b: LazyTensor) -> bool:
 
 
 def _through_codes(
-    pairs: Mapping[tuple[Any, Any], Pair], options: Options
+    pairs: Mapping[tuple[Any, Any], Pair], options: Options, is_tolerant: bool
 ) -> tuple[dict[tuple[Any, Any], Steps], Quantization | None]:
-    """Return the distances of the differing pairs with a quantized side, and a summary of all pairs with one."""
+    """Return the distances of the pairs with a quantized side that differ in bits, and a summary of all pairs with one.
+    `is_tolerant`: the pairs were compared with a tolerance."""
     if not any(pair.one.computed or pair.other.computed for pair in pairs.values()):
         return {}, None
     for module in THROUGH_CODES.values():
         count = functools.partial(_counts, options=options)
-        steps, together = import_module(module).through_codes(pairs, options, count)
+        steps, together = import_module(module).through_codes(pairs, options, count, is_tolerant)
         if together:
             return steps, together
     return {}, None

@@ -112,7 +112,8 @@ def _through(report: Difference) -> Iterator[Line]:
     yield [
         Words(f"of {count_of(summary.tensors, 'quantized weight')} with {count_of(summary.scales, 'scale')}, "),
         Words(", ".join(f"{count:,} {word}" for word, count in counts.items() if count)),
-        Words(f"; at most {_number(summary.largest)} steps apart, on average {_number(summary.mean)}"),
+        Words(f"; the sides are at most {_number(summary.largest)} steps of the codes apart, on average "),
+        Words(_number(summary.mean)),
     ]
 
 

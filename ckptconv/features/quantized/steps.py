@@ -104,12 +104,16 @@ def measured(pairs: Mapping[Any, Pair], options: Options, count: Count) -> dict[
 
 
 def through_codes(
-    pairs: Mapping[Any, Pair], options: Options, count: Count
+    pairs: Mapping[Any, Pair], options: Options, count: Count, is_tolerant: bool
 ) -> tuple[dict[Any, Steps], Quantization | None]:
     """Return what is found of the pairs of which a side is quantized: of those that differ, and of all together.
-    `count` counts in how many elements further tensors differ."""
+    `count` counts in how many elements further tensors differ. `is_tolerant`: the pairs were compared with a
+    tolerance, so that of those that count as equal some may differ in bits."""
     of_codes = {key: pair for key, pair in pairs.items() if is_quantized(pair.one) or is_quantized(pair.other)}
     equal = {key: not (pair.found and pair.found.elements) for key, pair in of_codes.items()}
+    unsure = [key for key, is_equal in equal.items() if is_tolerant and is_equal and of_codes[key].found]
+    counts = count([(of_codes[key].one, of_codes[key].other) for key in unsure]) if unsure else []
+    equal.update((key, not differing) for key, differing in zip(unsure, counts, strict=True))
     steps = measured({key: pair for key, pair in of_codes.items() if not equal[key]}, options, count)
     return steps, summed(of_codes, steps, equal) if of_codes else None
 

@@ -83,6 +83,21 @@ def test_weights_of_codes_are_equal_to_what_was_made_of_them(model: Path, tmp_pa
     assert found.equal
 
 
+def test_a_tolerance_changes_neither_steps_nor_what_is_equal_bit_for_bit(model: Path) -> None:
+    pair = model, model.parent / "fp8-block"
+    exact, tensors = compared(*pair)
+    for tolerance in ({"atol": 100.0}, {"rtol": 2.0}, {"atol": 1e-3, "tolerance": "numpy"}):
+        found, tolerated = compared(*pair, **tolerance)
+        assert found.equal == (found.atol != 1e-3)
+        assert found.quantization == exact.quantization
+        assert {name: tensor.steps for name, tensor in tolerated.items()} == {
+            name: tensor.steps for name, tensor in tensors.items()
+        }
+    same = ckptconv.diff(pair[1], pair[1], dequantize=True, atol=1.0).quantization
+    assert same is not None
+    assert (same.equal, same.largest) == (4, 0)
+
+
 @pytest.mark.parametrize("rule", ["exponent", "largest"])
 def test_mxfp4_of_either_rule_is_reproduced(rule: str, model: Path, tmp_path: Path) -> None:
     shutil.copytree(QUANTIZED / "ct-mxfp4", tmp_path / "q")
@@ -276,7 +291,7 @@ def test_a_nan_on_the_other_side_is_beyond(model: Path, tmp_path: Path) -> None:
 def test_it_is_in_the_text_the_page_and_the_json(model: Path) -> None:
     found, _ = compared(model, model.parent / "fp8-block")
     text = "\n".join("".join(span.text for span in line) for line in overview(found))
-    assert "of 4 quantized weights with 24 scales, 4 reproduced; at most 0.5 steps apart" in text
+    assert "of 4 quantized weights with 24 scales, 4 reproduced; the sides are at most 0.5 steps of the codes apart" in text
     assert "reproduced" in page_of(found)
     told = json.loads(found.to_json())
     assert told["quantization"]["reproduced"] == 4
