@@ -27,16 +27,16 @@ class Part(Protocol):
     """A part of a conversion.
 
     `name` is that in reports. The one that `is_first` compares tensors that are stored twice. `check` raises UsageError
-    for outputs or options that parts cannot have. `files_of` returns the files to make of an output, given its place
-    among the outputs; `described` the description in its staging for the process that publishes it, given its inputs by
-    name, and its permissions.
+    for outputs or options that parts cannot have, and warns if parts replace files at once. `files_of` returns the
+    files to make of an output, given its place among the outputs; `described` the description in its staging for the
+    process that publishes it, given its inputs by name, and its permissions.
     """
 
     @property
     def name(self) -> str: ...
     @property
     def is_first(self) -> bool: ...
-    def check(self, outputs: Sequence[Output], options: Options, verifies: bool) -> None: ...
+    def check(self, outputs: Sequence[Output], options: Options, verifies: bool, replaces: bool) -> None: ...
     def files_of(self, output: Output, index: int) -> list[FilePlan]: ...
     def described(self, output: Output, index: int, inputs: Mapping[str, Any], permissions: Sequence[str]) -> bytes: ...
 

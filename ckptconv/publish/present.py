@@ -61,9 +61,11 @@ class Present:
         if claim.form != "file":
             directory, is_tree = Directory(place), claim.form in TREES
             is_part = str if is_tree else kind_of_directory(claim.form).is_file
+            if directory.is_being_made and not (is_tree or kind_of_directory(claim.form).last in directory.names):
+                return ""  # those of this very output, by an earlier part or an interrupted run
             names = filter(is_part, files_below(place) if is_tree and directory.names else directory.names)
             where = f"files in {claim.path}"
-            are_ours = [directory.is_being_made or bool(directory.made_as(name)) for name in names if name != MANIFEST]
+            are_ours = [bool(directory.made_as(name)) for name in names if name != MANIFEST]
         what = "an earlier output of ckptconv" if all(are_ours) else "not recognised as an output of ckptconv"
         return f"This replaces {where}, {what}." if are_ours else ""
 
@@ -128,9 +130,10 @@ class Present:
             is_written = name in claim.names or is_ours(name)
             if is_written or not (claim.beside or name in claim.read or not is_of_checkpoint(directory.place, name)):
                 earlier = self._made_as(claim, directory, name)
+                is_of_another_form = is_output_name(name) and not is_ours(name)  # an adapter's beside a model's
                 if not earlier:
                     foreign.append(name)
-                elif earlier.partition("/")[0] not in (claim.kind, UNFINISHED):
+                elif is_of_another_form or earlier.partition("/")[0] not in (claim.kind, UNFINISHED):
                     others.append(name)
         if claim.overwrite:
             foreign, others = [*filter(claim.is_mixed_with, [*foreign, *others])], []

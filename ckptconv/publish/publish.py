@@ -204,7 +204,7 @@ def publish(
     """
     part = part_of(options)
     if part:
-        part.check(outputs, options, verifies=hooks.verify is not None)
+        part.check(outputs, options, hooks.verify is not None, bool(inputs.replacing.replaced))
     with ExitStack() as stack:
         run = _Run(outputs, inputs, options, hooks, executor, stack)
         run.check_copies()

@@ -386,6 +386,17 @@ def test_what_others_put_into_an_output_stays(world: Path) -> None:
     assert tree(world) == before
 
 
+def test_a_model_and_an_adapter_are_not_put_into_one_directory(world: Path) -> None:
+    for first, second in (("base", "ad1"), ("ad1", "base"), ("ad1", "g1.safetensors")):
+        place = f"{first}-before-{second.partition('.')[0]}"
+        done(run(f"convert {first} {place}"))
+        before = tree(world)
+        for flag in ("", " --overwrite"):
+            run(f"convert {second} {place}{flag}").refused(2, f"{place} holds ", "as one" if not flag else "together")
+        assert tree(world) == before
+        done(run(f"convert {first} {place}"))
+
+
 def test_what_comes_while_an_output_is_made_stays(world: Path) -> None:
     def other(path: str) -> Callable[[], object]:
         return lambda: save_file(tensors(3), path)

@@ -35,9 +35,9 @@ from ckptconv.text import Shown, quoted
 
 # The results for a pair of tensors, in the order in which they are listed.
 STATUSES = (ONLY_A, ONLY_B, SHAPE, DTYPE, CHANGED, EQUAL) = ("only_a", "only_b", "shape", "dtype", "changed", "equal")
-# The modules of features whose `through_codes(pairs, options, count, is_tolerant)` returns the distances, in steps, of pairs that
-# differ and have a side of codes, and a summary of all such pairs; {} and None if there are none. `count` counts the
-# differing elements of further tensors.
+# The modules of features whose `through_codes(pairs, options, count, is_tolerant)` returns the distances, in steps, of
+# pairs that differ and have a side of codes, and a summary of all such pairs; {} and None if there are none. `count`
+# counts the differing elements of further tensors; `is_tolerant` is whether the pairs were compared with a tolerance.
 THROUGH_CODES: dict[str, str] = {
     "quantized": "ckptconv.features.quantized.steps",
 }
@@ -85,8 +85,8 @@ class TensorDifference:
     differs was not measured."""
 
     steps: Steps | None = None
-    """With `--dequantize`, how far a quantized weight is from the other side, in steps, whatever the tolerance; null if both sides are equal bit for
-    bit."""
+    """With `--dequantize`, how far a quantized weight is from the other side, in steps; null if both are equal bit for
+    bit, whatever the tolerance is."""
 
     @property
     def rank(self) -> tuple[int, float, str]:

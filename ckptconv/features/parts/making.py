@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import heapq
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ckptconv.errors import UsageError
+from ckptconv.options.kinds import OptionWarning
 from ckptconv.options.table import Options
 from ckptconv.outputs.planning import Output
 from ckptconv.plan import FilePlan
 from ckptconv.publish.parts import is_one_upload
 from ckptconv.publish.statements import STATEMENTS
+from ckptconv.storage.paths import is_remote
 
 # The options that are about an output as a whole, and the advice to a user who gives them to a part.
 _OF_WHOLE = {
@@ -44,9 +47,9 @@ class Part(NamedTuple):
         """Whether it makes the comparisons that all parts share."""
         return self.number == 0
 
-    def check(self, outputs: Sequence[Output], options: Options, verifies: bool) -> None:
+    def check(self, outputs: Sequence[Output], options: Options, verifies: bool, replaces: bool) -> None:
         """Raise UsageError if `outputs` cannot be made in parts, or not with these options. `verifies`: the outputs are
-        to be verified."""
+        to be verified. `replaces`: earlier outputs lie there: warn if they are on a store."""
         for option, hint in _OF_WHOLE.items():
             if verifies if option == "verify" else options.asked(option):
                 raise UsageError(f"--{option} needs a whole output, but --part makes only a part of it.", hint)
@@ -58,6 +61,13 @@ class Part(NamedTuple):
                     "Convert it without --part, write it to a shared disk, or divide it with a smaller "
                     "--max-shard-size.",
                 )
+        if replaces and any(is_remote(output.target.path) for output in outputs):
+            warnings.warn(
+                "On a store, parts replace an earlier output that has an index at once, before `finish`: its index is "
+                "removed, and its shards are replaced; give another place to keep it.",
+                OptionWarning,
+                stacklevel=2,
+            )
 
     def files_of(self, output: Output, index: int) -> list[FilePlan]:
         """Return the files of an output to make now; `index` is its place among the outputs."""

@@ -15,8 +15,10 @@ from checkpoints import ZERO
 from stores import COUNT, INDEX, MANIFEST, PLACES, SHARD_OF_SIX, Output, Place, is_model, of_six
 
 from ckptconv import convert
+from ckptconv.cli.reports import of_conversion
 from ckptconv.errors import CkptconvError, CorruptError, FailedError, UsageError
 from ckptconv.features.parts.finish import finish
+from ckptconv.options.kinds import OptionWarning
 
 THIRD = "model-00003-of-00006.safetensors"
 
@@ -58,6 +60,7 @@ def test_parts_and_finish_make_what_one_run_makes(model: Path, expected: dict[st
     for number in (1, 0, 2):
         report = store.part(model, number, 3)
         assert len(report.outputs) in (2, 3)
+        assert "This replaces" not in " ".join(report.notes)
         assert not is_model(store.shown())
     assert set(store.shown()) == {name for name in expected if name.endswith(".safetensors")}
     report = store.finish()
@@ -72,9 +75,12 @@ def test_an_index_is_never_over_shards_of_another_output(
 ) -> None:
     store.whole(other)
     assert INDEX in store.shown()
-    for number in range(2):
-        store.part(model, number)
-        assert INDEX not in store.shown()
+    with pytest.warns(OptionWarning, match=r"parts replace an earlier output .* at once, .* another place to keep it"):
+        report = store.part(model, 0)
+    assert f"uploaded {report.outputs[0].path}" in of_conversion(report, verbose=True)[0]
+    # What lies there now is of the first part.
+    assert "This replaces" not in " ".join(store.part(model, 1).notes)
+    assert INDEX not in store.shown()
     with pytest.raises(CkptconvError):
         convert(store.url, "memory://read/back.pt", family="safetensors", storage_options=store.options)
     store.finish()

@@ -291,7 +291,10 @@ def test_a_nan_on_the_other_side_is_beyond(model: Path, tmp_path: Path) -> None:
 def test_it_is_in_the_text_the_page_and_the_json(model: Path) -> None:
     found, _ = compared(model, model.parent / "fp8-block")
     text = "\n".join("".join(span.text for span in line) for line in overview(found))
-    assert "of 4 quantized weights with 24 scales, 4 reproduced; the sides are at most 0.5 steps of the codes apart" in text
+    assert (
+        "of 4 quantized weights with 24 scales, 4 reproduced; the sides are at most 0.5 steps of the codes apart"
+        in text
+    )
     assert "reproduced" in page_of(found)
     told = json.loads(found.to_json())
     assert told["quantization"]["reproduced"] == 4
