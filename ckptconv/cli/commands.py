@@ -19,6 +19,7 @@ Examples:
   ckptconv inspect model.pt              shows its format, tensors and sizes
 
 ckptconv help COMMAND has the options of each, and more examples; ckptconv help options has those that they share.
+Exit codes: 0 done; 1 failed, or different; 2 wrong usage; 3 unsafe; 4 damaged or incomplete; 5 not supported.
 """
 
 app = App(

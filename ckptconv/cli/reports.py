@@ -27,9 +27,8 @@ _USUAL = ("deepspeed.", "_io.BytesIO")
 def of_conversion(report: Report, verbose: bool) -> list[str]:
     """Return the lines of the report of a conversion."""
     lines: list[str] = []
-    verb = "would write" if report.dry_run else "finished" if report.finished else "wrote"
-    if report.part and not report.dry_run:
-        verb = "uploaded" if any(map(is_remote, report.finish)) else "staged"
+    staged = "uploaded" if any(map(is_remote, report.finish)) else "staged"
+    verb = "would write" if report.dry_run else staged if report.part else "finished" if report.finished else "wrote"
     if report.part and not report.outputs:
         lines.append(f"no files fall to part {report.part}: there are fewer files than parts (see --max-shard-size)")
     by_directory: dict[str, list[OutputFile]] = {}

@@ -154,7 +154,8 @@ class _Tied(TypedDict, total=False):
     array of Slurm, tasks of srun, torchrun or Kubernetes."""
 
     depfile: str | os.PathLike[str] | None
-    """Write a rule for make to FILE, with the local files that the output needs."""
+    """Write a rule for make to FILE, with the local files that the output needs. Its target is the output file; in a
+    directory, the index, or the only file of weights."""
 
 
 class _Structure(TypedDict, total=False):
@@ -242,8 +243,8 @@ class _Planning(TypedDict, total=False):
 
     copy_config: bool | None
     """Copy config.json, the tokenizer and similar files to OUTPUT, a directory, for from_pretrained. Another name of
-    --no-copy-config is --no-extras. Default: on for hub repositories, diffusers pipelines, REF of --like,
-    --quantize, --dequantize, and parts."""
+    --no-copy-config is --no-extras. Default: on for hf:// inputs, diffusers pipelines, REF of --like, --quantize,
+    --dequantize, and parts."""
 
 
 class _Overwriting(TypedDict, total=False):
@@ -378,13 +379,14 @@ class _Layers(TypedDict, total=False):
 
     component: Literal["text", "vision", "mtp"] | None
     """Convert only the language model (text) or the vision model of a model of both, with its own config.json, or the
-    layers that predict further tokens (mtp). --part I/N divides work among machines."""
+    layers that predict further tokens (mtp)."""
 
     config: str | os.PathLike[str] | None
     """The configuration of the model, for a checkpoint with none next to it. A part has it as config.json."""
 
     vocab: int | str | None
-    """Convert only the first N rows of embeddings and head."""
+    """Convert only the first N rows of embeddings and head. None are added: of the outputs, only --to megatron pads
+    embeddings."""
 
     graft: str | list[str] | tuple[str, ...] | None
     """Add the tensors of REF, a checkpoint, whose names match GLOB, unchanged; repeatable. --fill adds missing
@@ -613,7 +615,7 @@ class InspectOptions(
 
     stats: bool
     """Read all data, and show the minimum, maximum, mean, standard deviation, zeros, NaN and infinities of each
-    tensor."""
+    tensor. Also with these, the exit code is 0; --json has their tensors as not_finite."""
 
     as_: DTypeName | TorchDType | None
     """Also show the result of a conversion to DTYPE (fp32, bf16, fp16, keep)."""

@@ -160,7 +160,8 @@ def _dtype(value: Any, called: str) -> str:
     if name not in DTYPES:
         hint = "Give fp32, bf16, fp16 or keep."
         if _CODES.match(name) and not missing("quantize"):
-            hint += " To write codes and scales, use --quantize, such as --quantize fp8-block."
+            way = "--quantize fp8-block" if called.startswith("-") else "quantize='fp8-block'"
+            hint += f" To write codes and scales, use another option, such as {way}."
         raise UsageError(f"{called} {brief(name)} is not a supported output dtype.", hint)
     return name
 

@@ -351,7 +351,7 @@ class _Command:
     stats = Option(
         FLAG,
         "Read all data, and show the minimum, maximum, mean, standard deviation, zeros, NaN and infinities of "
-        "each tensor.",
+        "each tensor. Also with these, the exit code is 0; --json has their tensors as not_finite.",
         common=True,
     )
 

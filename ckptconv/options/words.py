@@ -30,6 +30,7 @@ WORDS = {
     ),
     "--num-workers --workers --threads --num-threads --max-workers --num-proc --nproc --parallel -j": "Use --jobs N.",
     "--shard-size --shards --num-shards --split-max-size --max-file-size": "Use --max-shard-size SIZE.",
+    "--progress": "Progress is shown by default; --no-progress turns it off.",
     "--cast --precision --torch-dtype --outtype --output-dtype --data-type": "Use --dtype, such as --dtype bf16.",
     "--region --endpoint-url --endpoint --profile --anon --no-sign-request": (
         "Use --storage-options JSON, or the environment, such as AWS_ENDPOINT_URL and AWS_PROFILE."

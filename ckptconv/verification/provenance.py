@@ -171,7 +171,7 @@ def check(
     _check_heading(manifest, expected, is_sure=not unsure)
     if unsure:
         since = f"{manifest.place} was written when {unsure} had another time of change"
-        return [f"{since}: its description of the plan cannot be checked."]
+        return [f"{since}: the tensors are verified, but not the plan id in it."]
     return []
 
 

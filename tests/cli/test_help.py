@@ -211,6 +211,7 @@ def test_options_of_other_programs_are_said_what_they_are_here() -> None:
         "--device": "ckptconv uses no device",
         **{option: text for table in of_features("OTHER_OPTIONS") for option, text in table.items()},
         "--num-workers": "Use --jobs N.",
+        "--progress": "Progress is shown by default; --no-progress turns it off.",
         "--outtype": "Use --dtype",
         "--push-to-hub": "hf://organization/model",
         "--token": "HF_TOKEN",

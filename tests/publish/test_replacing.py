@@ -372,6 +372,7 @@ def test_what_was_changed_since_is_not_ours_any_more(world: Path) -> None:
     before = tree(world)
     run("convert a.pt new").refused(2, "new holds model.safetensors")
     run("convert a.pt new --overwrite --no-clobber").refused(2, "contradict")
+    run("convert a.pt new --no-clobber").refused(1, "new/model.safetensors exists")
     assert tree(world) == before
     done(run("convert a.pt new --overwrite"))
     assert torch.equal(load_file("new/model.safetensors")["w"], tensors(2)["w"])

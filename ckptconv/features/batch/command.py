@@ -12,6 +12,7 @@ from ckptconv.cli.progress import shown_by
 from ckptconv.errors import UsageError
 from ckptconv.features.batch import running
 from ckptconv.features.batch.naming import InputWord, output_paths
+from ckptconv.formats.model_files import SUFFIX
 from ckptconv.options.registered import EXECUTORS, names_of
 from ckptconv.options.table import COMMAND, OPTIONS, Options
 from ckptconv.outputs.default_names import suffix_of
@@ -56,6 +57,11 @@ def carry_out(words: Sequence[str], options: dict[str, Any]) -> int:
         inputs.append((InputWord(word, entry is not None and entry.kind == "directory"), entry))
     suffix = suffix_of(to)
     outputs = output_paths([source for source, _ in inputs], normalize(directory), template, suffix=suffix)
+    if options.get("digest") and (files := [output for output in outputs if output.endswith(SUFFIX)]):
+        raise UsageError(
+            f"{files[0]} is one file, without a manifest for the digests.",
+            "Convert each input to a directory, which has one: --output-name '{stem}'.",
+        )
     hint = "Give another --output-dir or --output-name, or --overwrite to replace it."
     tasks = [
         running.Conversion(

@@ -18,7 +18,7 @@ class CompanionOptions(Given):
         flags=FLAGS["copy_config"],
         group=OUTPUT,
         common="convert",
-        fallback="on for hub repositories, diffusers pipelines, REF of --like, --quantize, --dequantize, and parts",
+        fallback="on for hf:// inputs, diffusers pipelines, REF of --like, --quantize, --dequantize, and parts",
     )
 
 

@@ -11,7 +11,11 @@ class RuleOptions(Given):
     """The place for the rule."""
 
     depfile: str = option(
-        PATH, "Write a rule for make to FILE, with the local files that the output needs.", metavar="FILE", group=OUTPUT
+        PATH,
+        "Write a rule for make to FILE, with the local files that the output needs. Its target is the output file; in "
+        "a directory, the index, or the only file of weights.",
+        metavar="FILE",
+        group=OUTPUT,
     )
 
 

@@ -51,7 +51,7 @@ class PartOptions(Given):
     component: str = deciding(
         choice(*COMPONENTS, words=_OTHER_COMPONENTS, unset=""),
         "Convert only the language model (text) or the vision model of a model of both, with its own config.json, or "
-        "the layers that predict further tokens (mtp). --part I/N divides work among machines.",
+        "the layers that predict further tokens (mtp).",
         metavar="text|vision|mtp",
         group=TAKE,
     )

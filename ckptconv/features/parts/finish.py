@@ -26,11 +26,12 @@ from ckptconv.publish.manifest import document
 from ckptconv.publish.parts import PlanDescription
 from ckptconv.publish.publish import Staged, complete, describe, staging_for, unpublished
 from ckptconv.publish.replacing import Replacing, Spared
-from ckptconv.publish.staging.area import MOST_RECORD, RECORD
+from ckptconv.publish.staging.area import MOST_RECORD, RECORD, is_sibling
 from ckptconv.publish.staging.base import FinishedFile, Staging
 from ckptconv.publish.statements import requested
 from ckptconv.result import OutputFile, Report
 from ckptconv.storage.files import look, read_text
+from ckptconv.storage.handles import HIDDEN
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote, join, listed, real_place
 from ckptconv.storage.progress import Progress, counter, on_file, shown
@@ -209,6 +210,12 @@ def _planned(output: Location) -> list[_Planned]:
             return [planned for rank in ranks for planned in _planned(rank)]
     if not descriptions:
         there = "" if output.kind == "missing" else f" {path} exists: an earlier finish may have published it."
+        if left := [name for name in directories(output) if is_sibling(name, HIDDEN)]:
+            raise UsageError(
+                f"No parts of {path} are staged: {output.join(left[0])} is of a conversion without --part, which was "
+                "interrupted or still runs.",
+                "To continue it, run the same command again. It needs no finish.",
+            )
         raise UsageError(
             f"No parts of {path} are staged, so finish has nothing to publish.{there}",
             "Give the OUTPUT of the conversions with --part, and run these first.",

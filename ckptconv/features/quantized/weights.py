@@ -71,7 +71,8 @@ def _notes(quantized: Quantized, plain: _Weights, anew: bool) -> Iterator[str]:
     if plain.has_first_gptq:
         yield (
             "The first format of GPTQ stores zero points minus 1. The largest stored value was read as in AutoGPTQ's "
-            "kernels, as 1 more; GPTQModel reads 0 there, and changes the next one."
+            "kernels, as 1 more; GPTQModel reads 0 there, and changes the next one. Only if the model was used with "
+            "GPTQModel, compare what both give."
         )
     if plain.bare:
         yield (

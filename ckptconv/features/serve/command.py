@@ -30,7 +30,7 @@ Checkpoint = Annotated[
 def serve(source: Checkpoint, *, host: str = "127.0.0.1", port: int = 0, **options: Any) -> None:
     """Serve the safetensors files of a conversion over HTTP, without writing them.
 
-    SOURCE may be a virtual checkpoint. The files are at http://HOST:PORT/NAME: other commands take the second address
+    SOURCE may be a virtual checkpoint. The files are at http://HOST:PORT/NAME: other commands take the first address
     printed. huggingface_hub finds them with HF_ENDPOINT, in a repository of any name. Ctrl-C stops the server.
 
     \b
@@ -63,7 +63,7 @@ def serve(source: Checkpoint, *, host: str = "127.0.0.1", port: int = 0, **optio
         else:
             weights = [name for name in files if name.endswith((SUFFIX, INDEX_SUFFIX))]
             whole = next((name for name in weights if name.endswith(INDEX_SUFFIX)), weights[0])
-            shown.tell([server.url, f"{server.url}/{whole}", f"HF_ENDPOINT={server.url}"])
+            shown.tell([f"for ckptconv and curl: {server.url}/{whole}", f"for transformers: HF_ENDPOINT={server.url}"])
             for note in files.notes:
                 shown.note(note)
             if CONFIG not in files:

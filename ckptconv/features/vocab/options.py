@@ -24,7 +24,13 @@ ROWS = counted(1, 1 << 31)._replace(parse=_rows)
 class VocabularyOptions(Given):
     """The rows of the vocabulary that are converted."""
 
-    vocab: int | None = deciding(ROWS, "Convert only the first N rows of embeddings and head.", metavar="N", group=TAKE)
+    vocab: int | None = deciding(
+        ROWS,
+        "Convert only the first N rows of embeddings and head. None are added: of the outputs, only --to megatron pads "
+        "embeddings.",
+        metavar="N",
+        group=TAKE,
+    )
 
 
 GIVEN = VocabularyOptions

@@ -183,7 +183,11 @@ def test_options_for_one_output_are_refused_for_several(place: Path) -> None:
         said = refused(2, "convert", "a.pt", "--output-dir", "o", option)
         assert f"{option.partition('=')[0]} applies to one conversion" in said
     assert "must be converted alone" in refused(2, "convert", "-", "a.pt", "--output-dir", "o")
+    of_digests = "convert", "a.pt", "--output-dir", "o", "--digest", "sha256"
+    assert "--output-name '{stem}'" in refused(2, *of_digests)
     assert os.listdir() == ["a.pt"]
+    succeeding(*of_digests, "--output-name", "{stem}")
+    assert '"digest"' in Path("o/a/.ckptconv-manifest.json").read_text()
 
 
 def test_templates_name_files_and_directories(place: Path) -> None:

@@ -207,6 +207,9 @@ def test_nothing_to_finish_is_a_usage_error(model: Path, tmp_path: Path) -> None
     assert ckptconv_here("finish", tmp_path / "nowhere").code == 2
     whole(model, tmp_path / "out")
     assert ckptconv_here("finish", tmp_path / "out").code == 2
+    # As a conversion that was killed leaves it.
+    (tmp_path / "out" / f".ckptconv-{'0' * 16}").mkdir(0o700)
+    ckptconv_here("finish", tmp_path / "out").refused(2, "a conversion without --part", "run the same command again")
 
 
 def test_parts_of_different_plans_never_come_together(model: Path, tmp_path: Path) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from checkpoints import ckptconv_here
+
+import ckptconv
+from ckptconv.errors import UsageError
 
 
 def test_a_dtype_of_codes_is_no_dtype_and_what_writes_them_is_named() -> None:
@@ -10,3 +14,6 @@ def test_a_dtype_of_codes_is_no_dtype_and_what_writes_them_is_named() -> None:
         ckptconv_here("convert", "x.pt", "--dtype", dtype).refused(
             2, "is not a supported output dtype.", "--quantize fp8-block"
         )
+        with pytest.raises(UsageError, match="is not a supported output dtype") as caught:
+            ckptconv.convert("x.pt", dtype=dtype)
+        assert "quantize='fp8-block'" in caught.value.hint

@@ -57,9 +57,20 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+FIRST = "for ckptconv and curl: "
+
+
 @contextlib.contextmanager
 def process_serving(source: Path, *options: object) -> Iterator[tuple[str, Process]]:
-    """The address of `ckptconv serve`, and its process."""
+    """The address of `ckptconv serve`, without the name of a file, and its process."""
+    with process_printing(source, *options) as (line, process):
+        assert line.startswith(FIRST)
+        yield line.removeprefix(FIRST).rpartition("/")[0], process
+
+
+@contextlib.contextmanager
+def process_printing(source: Path, *options: object) -> Iterator[tuple[str, Process]]:
+    """The first line of `ckptconv serve`, and its process."""
     process = prepared().python(PROGRAM, "serve", source, *options)
     assert process.stdout is not None
     try:
@@ -426,18 +437,17 @@ def test_it_says_where_it_is_and_ends_when_asked(place: Path) -> None:
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=600)
         assert process.wait() == 0
-    assert out.splitlines() == [f"{url}/model.safetensors", f"HF_ENDPOINT={url}"]
+    assert out.splitlines() == [f"for transformers: HF_ENDPOINT={url}"]
     assert '"GET /model.safetensors HTTP/1.1" 200' in err
     assert "config.json, which from_pretrained needs, is not next to SOURCE" in err
     assert "warning: --unstack has no effect" in err
 
 
 def test_the_address_of_a_model_in_shards_is_that_of_its_index(place: Path) -> None:
-    with process_serving(place / "model.pt", "--max-shard-size", "5MB") as (url, process):
-        assert process.stdout
-        address = process.stdout.readline().strip()
-        assert address == f"{url}/model.safetensors.index.json"
-        assert ask(url, urlsplit(address).path).status == 200
+    with process_printing(place / "model.pt", "--max-shard-size", "5MB") as (line, _):
+        address = line.removeprefix(FIRST)
+        assert address.endswith("/model.safetensors.index.json")
+        assert ask(address, urlsplit(address).path).status == 200
 
 
 def test_a_signal_that_comes_while_a_connection_is_taken_ends_it_too(served: Server) -> None:
@@ -449,7 +459,7 @@ def test_a_signal_that_comes_while_a_connection_is_taken_ends_it_too(served: Ser
 
 
 def test_it_tells_programs_where_it_is(place: Path) -> None:
-    with process_serving(place / "zero", "--json", "--host", "localhost") as (line, process):
+    with process_printing(place / "zero", "--json", "--host", "localhost") as (line, process):
         told: dict[str, Any] = json.loads(line)
         schema = Path(ckptconv.__file__).parent / "cli" / "schemas" / "serve.json"
         Draft202012Validator(json.loads(schema.read_text())).validate(told)
