@@ -112,8 +112,7 @@ class Present:
 
     def _check_directory(self, claim: Claim, place: Location) -> None:
         directory, is_ours = Directory(place), kind_of_directory(claim.form).is_file
-        present = max((name for name in directory.names if is_output_name(name) or is_ours(name)), default="")
-        if present:
+        if present := max((name for name in directory.names if is_output_name(name) or is_ours(name)), default=""):
             check_clobber(self._options, join(claim.path, present))
         visible = [name for name in directory.names if not name.startswith(HIDDEN)]
         if (

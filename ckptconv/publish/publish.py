@@ -202,8 +202,7 @@ def publish(
 
     Files that an earlier run of the same plan has finished are not made again. `executor`, if given, writes the files.
     """
-    part = part_of(options)
-    if part:
+    if part := part_of(options):
         part.check(outputs, options, hooks.verify is not None, bool(inputs.replacing.replaced))
     with ExitStack() as stack:
         run = _Run(outputs, inputs, options, hooks, executor, stack)
