@@ -57,7 +57,8 @@ def carry_out(words: Sequence[str], options: dict[str, Any]) -> int:
         inputs.append((InputWord(word, entry is not None and entry.kind == "directory"), entry))
     suffix = suffix_of(to)
     outputs = output_paths([source for source, _ in inputs], normalize(directory), template, suffix=suffix)
-    if options.get("digest") and (files := [output for output in outputs if output.endswith(SUFFIX)]):
+    files = [output for output in outputs if isinstance(output, str) and output.endswith(SUFFIX)]
+    if options.get("digest") and files:
         raise UsageError(
             f"{files[0]} is one file, without a manifest for the digests.",
             "Convert each input to a directory, which has one: --output-name '{stem}'.",
