@@ -119,8 +119,8 @@ def any_input(smoke: Smoke) -> None:
     """convert: one input, and safetensors to safetensors."""
     smoke.run("convert", "model.pt", "any.safetensors", "--verify")
     smoke.same("model.safetensors", "any.safetensors")
-    smoke.run("convert", "any.safetensors", "cast.safetensors", "--dtype", "bf16", "--rename", "^a=c")
-    smoke.run("verify", "any.safetensors", "cast.safetensors", "--dtype", "bf16", "--rename", "^a=c")
+    smoke.run("convert", "first.safetensors", "cast.safetensors", "--dtype", "bf16", "--rename", "^a=c")
+    smoke.run("verify", "first.safetensors", "cast.safetensors", "--dtype", "bf16", "--rename", "^a=c")
 
 
 def look(smoke: Smoke) -> None:
