@@ -264,7 +264,7 @@ def checked(
                 keywords[option.name] = keywords.pop(name)
             for name, value in keywords.items():
                 # A function may name an option of a feature that is not here.
-                if name not in known or (value and missing(name)):
+                if name not in known or (missing(name) and value):
                     from ckptconv.options.words import unknown
 
                     raise unknown(name, known, public_name, instead)

@@ -32,7 +32,7 @@ from processes import PROGRAM, Process, failing, prepared, shown_on
 from safetensors.torch import load_file, save_file
 
 from ckptconv.cli import progress as report
-from ckptconv.formats.registered import LONE
+from ckptconv.formats.registered import COPYING, LONE
 from ckptconv.options import registered
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
@@ -294,8 +294,9 @@ SLOW = {"dataclasses", "inspect", "signal", "queue", "hashlib", "difflib", "temp
 OF_PICKLES = {"ckptconv.pickles.machine", "ckptconv.pickles.vocabulary"}
 # Rooms that a conversion, and a checkpoint that is opened, have no use for.
 BESIDE = {"verification"}
-# Files are shown to what tells that they are one of many.
-_PLACES = [kind.module.removeprefix("ckptconv.") for kind in LONE]
+# Files are shown to what tells that they are one of many, and to what copies the small files beside them.
+_ASKED = [*(kind.module for kind in LONE), *COPYING.values()]
+_PLACES = [module.removeprefix("ckptconv.") for module in _ASKED]
 OF_ONE = {"features", *_PLACES, *(place.rpartition(".")[0] for place in _PLACES)}
 ABOVE = {"engine", "publish", "conversion", "cli", "result"}
 OPENED = (

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import Run, ckptconv_here
+from checkpoints import Run, ckptconv_here, done
 from processes import AT_SHARD, contents, dying
 from safetensors.torch import load_file
 
@@ -122,7 +122,7 @@ def test_a_kill_in_the_commit_is_completed_without_doing_the_work_again(model: P
     torch.save({"old": torch.ones(2), "older": torch.ones(2)}, tmp_path / "old.pt")
     for at in (0, 1, COUNT, COUNT + 1):
         out = tmp_path / f"out{at}"
-        convert(tmp_path / "old.pt", out, "--max-shard-size", "8B")
+        done(ckptconv_here("pt2safetensors", tmp_path / "old.pt", out, "--max-shard-size", "8B"))
         (out / "old").mkdir()
         assert (out / INDEX).exists()
         assert dying(AT_RENAME.format(at), "pt2safetensors", model, out, *SHARDED).returncode == -signal.SIGKILL, at

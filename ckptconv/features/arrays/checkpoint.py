@@ -432,7 +432,7 @@ def open_checkpoint(
     Examples:
         >>> with ckptconv.open("model.pt", framework="np") as ck:
         ...     print(list(ck), ck["weight"].shape, ck["weight"][0, 2:])
-        ['weight', 'bias'] (3, 4) [1. 1.]
+        ['bias', 'weight'] (3, 4) [1. 1.]
     """
     kind = named(framework)
     if backend not in _BACKENDS:

@@ -632,11 +632,14 @@ class _Work:
         if longer := next((name for name in self._base.tensors if name.endswith(f".{memory}")), ""):
             above = longer.removesuffix(memory)
             first, _, rest = above.partition(".")
-            options = [f"--key {first}"] if first in MODEL_KEYS else [f"--strip-prefix {above}"]
-            options += [f"--strip-prefix {rest}"] if rest and first in MODEL_KEYS else []
+            key = first if first in MODEL_KEYS and not self._base.key else self._base.key
+            options = [f"--key {key}"] if key else []
+            prefix = rest if key == first else above
+            options += [f"--strip-prefix {prefix}"] if prefix else []
             return CorruptError(
                 f"{self._path} has {PREFIX}{memory}, but {self._base.path} has {memory!r} as {longer!r}.",
-                f"Give {' '.join(options)} to take the model without this prefix.",
+                f"Convert the base without this prefix first: ckptconv convert {self._base.path} base.safetensors "
+                f"{' '.join(options)}. Then merge into base.safetensors.",
             )
         return CorruptError(
             f"{self._path} has {PREFIX}{memory}, but {self._base.path} has no {memory!r}, also not under the other "

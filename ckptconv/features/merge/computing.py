@@ -25,7 +25,7 @@ def _given(source: Source) -> files.Merge:
 
 def _merged(originals: Named, source: Source, options: Options) -> Named:
     """Return `originals`, the tensors of `source`, with its adapters merged, rounded once to the stored dtype."""
-    base = tied.Base(source.path, originals.described.tensors, originals.ties, _given(source).model)
+    base = tied.Base(source.path, originals.described.tensors, originals.ties, _given(source).model, source.wanted.key)
     factors = [(adapter, named(adapter.source, Options()).described.tensors) for adapter in _given(source).adapters]
     changes = adapters.merged(base, factors)
     dtype = options.dtype or source.defaults.dtype

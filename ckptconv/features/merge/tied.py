@@ -23,13 +23,14 @@ _WITH_HEAD = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
 class Base(NamedTuple):
-    """A base for adapters: its path, its tensors by name, its own ties {alias: owner}, and the content of the
-    config.json next to it."""
+    """A base for adapters: its path, its tensors by name, its own ties {alias: owner}, the content of the config.json
+    next to it, and the key that was asked for."""
 
     path: str
     tensors: Mapping[str, LazyTensor]
     ties: Mapping[str, str]
     model: Mapping[str, Any]
+    key: str = ""
 
     def place(self, name: str) -> Hashable:
         """Return a value that is equal for two names of one tensor."""

@@ -40,7 +40,7 @@ def test_outputs_are_planned_when_the_checkpoint_is_gone(options: Options, tmp_p
 
 def test_converting_and_verifying_leave_a_source_as_it_was(tmp_path: Path) -> None:
     checkpoint, output = copy_of(CASE, tmp_path), tmp_path / "model.safetensors"
-    source = open_source(checkpoint, tag="none")
+    source = open_source(checkpoint)
     before = repr(source)
     report = ckptconv.convert(source, output, optimizer=tmp_path / "states.safetensors", spool_dir=tmp_path)
     ckptconv.verify(source, output, states=tmp_path / "states.safetensors")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from cells import of_features, offered
-from checkpoints import DATA, ckptconv, ckptconv_here, contents
+from checkpoints import DATA, ckptconv, ckptconv_here, contents, done
 from effort import examples
 from faults import tiles
 from hypothesis import HealthCheck
@@ -576,10 +576,12 @@ def test_a_base_below_a_prefix_is_refused_with_the_options_that_remove_it() -> N
         f"model.net.{name}": tensor for name, tensor in {"a.weight": random(6, 5), "b.weight": random(4)}.items()
     }
     torch.save({"state_dict": weights}, "base.pt")
-    words = ("merge", "base.pt", adapter(factors("a", 6, 5), "lora"), "out")
-    run = ckptconv_here(*words)
-    run.refused(4, "has 'a.weight' as 'state_dict.model.net.a.weight'", "--key state_dict --strip-prefix model.net.")
-    assert ckptconv_here(*words, "--key", "state_dict", "--strip-prefix", "model.net.").code == 0
+    lora, options = adapter(factors("a", 6, 5), "lora"), ("--key", "state_dict", "--strip-prefix", "model.net.")
+    for key, name in (((), "state_dict.model.net.a.weight"), (options[:2], "model.net.a.weight")):
+        run = ckptconv_here("merge", "base.pt", lora, "out", *key)
+        run.refused(4, f"has 'a.weight' as '{name}'", f"convert base.pt base.safetensors {' '.join(options)}. Then")
+    done(ckptconv_here("convert", "base.pt", "base.safetensors", *options, "--overwrite"))
+    done(ckptconv_here("merge", "base.safetensors", lora, "out"))
 
 
 def test_of_several_adapters_in_one_place_one_is_named() -> None:

@@ -13,8 +13,8 @@ _OUTCOMES = {
     "h": "dtype dequantize key include exclude strip_prefix rename map layers experts component vocab graft structure "
     "opaque clobber verify checksum part manifest digest attest depfile dry_run",
     "r": "max_shard_size quantize requantize keep like partial fill chunks states model_key optimizer_key "
-    "flat_optimizer fill_states zero_stage fresh_optimizer for_hub",
-    "s": "size tied order copy_config config exclude_frozen_parameters",
+    "flat_optimizer fill_states zero_stage fresh_optimizer for_hub exclude_frozen_parameters",
+    "s": "size tied order copy_config config",
 }
 FAULTS = faults_of_archives.FAULTS
 # What asks for it, and what becomes of each option.
