@@ -298,8 +298,10 @@ def test_a_copy_that_differs_is_found(name: str, source: Path, tmp_path: Path) -
             copy.unlink()
         else:
             copy.write_bytes(other)
-        with pytest.raises(DifferenceError, match=name):
+        with pytest.raises(DifferenceError, match=name) as caught:
             verify(source, tmp_path / "out")
+        if other and len(other) > len(data):
+            assert f"has {len(other)} bytes, but" in str(caught.value)
     copy.write_bytes(data)
     verify(source, tmp_path / "out")
     (source / name).unlink()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attacks.assemble import DATA, Member, mapped, members, name, pickled, several, tensor, text, zipped
-from attacks.corpus import CORRUPT, DONE, UNSUPPORTED, WEIGHT, Case
+from attacks.corpus import CORRUPT, DONE, UNSAFE, UNSUPPORTED, WEIGHT, Case, evil, sound_pickle, with_members
 
 FILES: list[Case] = []
 
@@ -25,3 +25,5 @@ _script(CORRUPT, "deep", "an attribute nested three hundred deep",
             mapped(text("x"), b"(" * 300 + tensor() + b"t" * 300), several())  # fmt: skip
 _script(CORRUPT, "twice", "an attribute of the name of a constant",
             mapped(text("CONSTANTS.c0"), tensor()), several(tensor()), CONSTANT)  # fmt: skip
+FILES.append(Case("scan_script_constants.pt", "scanners", UNSAFE, "a script archive whose constants call os.system",
+                  with_members(sound_pickle, constants_pkl=evil)))  # fmt: skip
