@@ -632,9 +632,9 @@ class _Work:
         if longer := next((name for name in self._base.tensors if name.endswith(f".{memory}")), ""):
             above = longer.removesuffix(memory)
             first, _, rest = above.partition(".")
-            key = first if first in MODEL_KEYS and not self._base.key else self._base.key
+            is_in_key = first in MODEL_KEYS and not self._base.key
+            key, prefix = (first, rest) if is_in_key else (self._base.key, above)
             options = [f"--key {key}"] if key else []
-            prefix = rest if key == first else above
             options += [f"--strip-prefix {prefix}"] if prefix else []
             return CorruptError(
                 f"{self._path} has {PREFIX}{memory}, but {self._base.path} has {memory!r} as {longer!r}.",

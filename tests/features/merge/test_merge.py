@@ -580,6 +580,10 @@ def test_a_base_below_a_prefix_is_refused_with_the_options_that_remove_it() -> N
     for key, name in (((), "state_dict.model.net.a.weight"), (options[:2], "model.net.a.weight")):
         run = ckptconv_here("merge", "base.pt", lora, "out", *key)
         run.refused(4, f"has 'a.weight' as '{name}'", f"convert base.pt base.safetensors {' '.join(options)}. Then")
+    # Below a key that was given, names may begin as keys do.
+    torch.save({"model": weights}, "keyed.pt")
+    run = ckptconv_here("merge", "keyed.pt", lora, "out", "--key", "model")
+    run.refused(4, "convert keyed.pt base.safetensors --key model --strip-prefix model.net.. Then")
     done(ckptconv_here("convert", "base.pt", "base.safetensors", *options, "--overwrite"))
     done(ckptconv_here("merge", "base.safetensors", lora, "out"))
 
