@@ -21,7 +21,7 @@ from ckptconv.outputs.kinds import NAMED, check_options, entry_of
 from ckptconv.outputs.planning import Output, planned
 from ckptconv.outputs.targets import Target, check_spool, named_outputs, nearest_directory, of_part, targets_of
 from ckptconv.process import no_garbage, settled
-from ckptconv.publish.jobs import elsewhere
+from ckptconv.publish.jobs import executing
 from ckptconv.publish.producing import produce
 from ckptconv.publish.publish import Verifier
 from ckptconv.result import Report
@@ -77,7 +77,7 @@ def convert(
     source = source_of(source)
     output = None if output is None else parse_path(output, "OUTPUT")
     if executor is not None:
-        elsewhere().check(executor)
+        executing().check(executor)
     chosen = Options(**options)
     # Check the outputs before reading a large input.
     named, chosen = named_outputs(output, chosen)

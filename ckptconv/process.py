@@ -14,6 +14,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+from ckptconv.errors import CkptconvError, UsageError
+
 # New objects after which garbage is collected in a process of our own: with the usual 700, that takes a thirtieth of a
 # start.
 _MADE = 10_000
@@ -227,3 +229,16 @@ def of_feature(feature: str, name: str) -> Any:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
         return None
+
+
+def lacking(subject: str, feature: str, hint: str = "", error: type[CkptconvError] = UsageError) -> CkptconvError:
+    """Return the error for a `subject` that needs a feature which is not here."""
+    return error(f"{subject} needs the feature {feature}, which is not installed.", hint)
+
+
+def needed(feature: str, name: str, subject: str, hint: str = "", error: type[CkptconvError] = UsageError) -> Any:
+    """Return the module `name` of a feature. Raise the error of `lacking` if the feature is not here."""
+    module = of_feature(feature, name)
+    if module is None:
+        raise lacking(subject, feature, hint, error)
+    return module

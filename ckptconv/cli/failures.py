@@ -18,9 +18,9 @@ from ckptconv.cli.typer_compat import WRONG_USAGE
 from ckptconv.errors import CkptconvError, DifferenceError, FailedError, StoppedError, UsageError
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.options.registered import FEATURES, missing, several
-from ckptconv.options.words import WORDS, elsewhere
+from ckptconv.options.words import WORDS, instead_of
 from ckptconv.outputs.kinds import NAMED, OTHER_WORDS
-from ckptconv.process import of_feature
+from ckptconv.process import lacking, of_feature
 
 if TYPE_CHECKING:
     from ckptconv.cli.printed import Failure
@@ -113,7 +113,7 @@ def _no_command(word: str, group: Any) -> UsageError:
         meant = [" or ".join(named)]
     elif other := meant_by(f"{path} {word}".partition(" ")[2]):
         path, meant = "ckptconv", [other]
-    if instead := elsewhere(word):
+    if instead := instead_of(word):
         return UsageError(f"No such command '{word}'.", instead)
     hint = f"Did you mean {path} {meant[0]}?" if meant else f"Its commands are {', '.join(known)}. See {path} --help."
     return UsageError(f"No such command '{word}'.", hint)
@@ -137,7 +137,7 @@ def failure_of(error: BaseException) -> CkptconvError | None:
         # An error about an option that exists has no such list.
         if unknown and hasattr(error, "possibilities"):
             if feature := missing(unknown.lstrip("-").removeprefix("no-").replace("-", "_")):
-                return UsageError(f"{unknown} needs the feature {feature}, which is not installed.")
+                return lacking(unknown, feature)
             owner = f" of {command} itself" if getattr(error.ctx.command, "commands", None) else ""
             return UsageError(
                 f"There is no option {unknown}{owner}.", _instead(unknown, error.possibilities or (), error.ctx)
@@ -169,7 +169,8 @@ def failure_of(error: BaseException) -> CkptconvError | None:
 
         text = f"{type(error).__name__}: {error}. No output was published."
         advice = "Please report it, with the output of CKPTCONV_DEBUG=1."
-        if brought := [suspect for module in PLUGINS for suspect in import_module(module).suspects()]:
+        plugins = of_feature(PLUGINS, "entries")
+        if plugins and (brought := plugins.suspects()):
             return FailedError(f"This is a bug in {', or in '.join(brought)}, or else in ckptconv: {text}", advice)
         return FailedError(f"This is a bug in ckptconv itself: {text}", advice)
     return None

@@ -6,26 +6,24 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ckptconv.errors import MissingError, UsageError
+from ckptconv.errors import MissingError, UnsupportedError, UsageError
 from ckptconv.formats import model_files
 from ckptconv.formats.format import CERTAIN, LIKELY, Format, Found, Probe, surest
 from ckptconv.formats.model_files import TORCH
-from ckptconv.formats.registered import BY_RANK, FOREIGN, FORMATS, JOINING, PIPES, PLUGINS, reader_of
-from ckptconv.formats.source import Source, Wanted
+from ckptconv.formats.registered import BY_RANK, FOREIGN, FORMATS, JOINING, PIPES, PLUGINS, STATES, reader_of
+from ckptconv.formats.source import NOT_CONVERTED, Source, Wanted
 from ckptconv.options.option import checked
 from ckptconv.options.registered import opening, placed
 from ckptconv.options.table import CHANGING, FITTING, OPENING
 from ckptconv.pickles.nodes import is_distributed_class
 from ckptconv.pickles.refusing import refusing_attacks
+from ckptconv.process import lacking, needed, of_feature
 from ckptconv.storage import stores
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_pipe, is_remote
 from ckptconv.text import UNSET, some
-
-if TYPE_CHECKING:
-    from ckptconv.formats.numbering import Order
 
 
 class OtherFamilyError(UsageError):
@@ -76,10 +74,8 @@ def open_source(
     path, feature_options = placed(path, {**feature_options, "recorded": recorded}, reaching)
     path = stores.pinned(path, reached)
     if is_pipe(path):
-        if not PIPES:
-            raise UsageError(f"{path} is a pipe, and the feature pipes is not installed.", "Write it to a file first.")
-        kept: str = import_module(PIPES[0]).take_pipe(path, spool_dir)
-        path = kept
+        pipes = needed(PIPES, "pipes", f"{path} is a pipe: to read it", "Write it to a file first.")
+        path = str(pipes.take_pipe(path, spool_dir))
     elif is_remote(path):
         stores.reached(path).taken(path, reached, spool_dir)
     orders = asked_orders({**feature_options, "states": states}, reaching)
@@ -162,14 +158,25 @@ def complete(source: Source, *, key: str = "", states: bool = False, inert: bool
             )
         again = again._replace(companions=source.companions, config=source.config)
         source = source.quantized.again(again) if source.quantized else again
-    if not states:
+    return _with_states(source, "with_states_beside", wanted.key) if states else source
+
+
+def _with_states(source: Source, how: str, *asked: Any) -> Source:
+    """Return `source` as the function `how` of the feature that finds the states of optimizers returns it. Without that
+    feature, return it with the reason why they are not read."""
+    finding = of_feature(STATES, "training")
+    if finding:
+        with_states: Source = getattr(finding, how)(source, *asked)
+        return with_states
+    if source.optimizer is not None:
         return source
-    from ckptconv.formats.training import with_states_beside
+    message = f"{NOT_CONVERTED}an optimizer's states: to find them"
+    error = lacking(message, STATES, "Convert only the weights.", UnsupportedError)
+    of_states = source.of_states._replace(error=error)
+    return source._replace(of_states=of_states, notes=[*source.notes, error.message])
 
-    return with_states_beside(source, wanted.key)
 
-
-def asked_orders(feature_options: Mapping[str, Any], reaching: Mapping[str, Any]) -> tuple[Order, ...]:
+def asked_orders(feature_options: Mapping[str, Any], reaching: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return the orders of parameters that the first feature has for `feature_options`, `states` among them."""
     every = (orders(feature_options, reaching) for orders in opening(feature_options, "orders"))
     return next(filter(None, every), ())
@@ -181,11 +188,8 @@ def _with_optimizer(source: Source, place: Location, wanted: Wanted) -> Source:
     if wanted.key and source.reread is None:
         source = source._replace(wanted=source.wanted._replace(key=wanted.key))
     lies = place.kind == "directory" and any(name in place.names for name in model_files.OPTIMIZERS)
-    if not (wanted.states or wanted.orders or lies):
-        return source
-    from ckptconv.formats.training import with_optimizer
-
-    return with_optimizer(source, place, wanted)
+    is_asked = wanted.states or wanted.orders or lies
+    return _with_states(source, "with_optimizer", place, wanted) if is_asked else source
 
 
 def open_parts(place: Location, *, per_rank: bool, **settings: Any) -> list[Source]:
@@ -196,10 +200,9 @@ def open_parts(place: Location, *, per_rank: bool, **settings: Any) -> list[Sour
         pipeline = reader_of(place).read(place)
         models = [_component(place.join(name) if name else place, name, settings) for name in pipeline.models]
         return [*pipeline.others, *models]
-    if not BY_RANK:
-        raise UsageError("--per-rank needs the feature deepspeed, which is not installed.")
+    reading = needed(BY_RANK, "read", "--per-rank")
     with refusing_attacks(not settings.get("inert", False)):
-        ranks = import_module(BY_RANK[0]).ranks_to_convert(place, settings["tag"])
+        ranks = reading.ranks_to_convert(place, settings["tag"])
     return [open_source(place.path, model_rank=rank, **settings) for rank in ranks]
 
 
@@ -217,8 +220,8 @@ def choose(probe: Probe) -> Found:
         raise MissingError(f"{place} does not exist.", nearby(place))
     best = surest(sorted((*_named(family), *FORMATS), key=lambda candidate: family != candidate.FAMILY), probe)
     if best is None or best[1].sure < LIKELY:
-        for module in PLUGINS:
-            best = surest(import_module(module).installed(), probe, best)
+        plugins = of_feature(PLUGINS, "entries")
+        best = surest(plugins.installed(), probe, best) if plugins else best
     for module in FOREIGN if best is None and probe.is_directory else ():
         import_module(module).check_below(place)
     if best is None:
@@ -245,6 +248,4 @@ def _named(family: str) -> list[Format]:
     """Return the expected format if another package provides it."""
     if not family or any(family == known.FAMILY for known in FORMATS):
         return []
-    if not PLUGINS:
-        raise UsageError(f"The format {family!r} is not known: the feature plugins is not installed.")
-    return [import_module(module).named(family) for module in PLUGINS]
+    return [needed(PLUGINS, "entries", f"The format {family!r} is not known: to ask other packages").named(family)]

@@ -116,32 +116,32 @@ LONE: tuple[Lone, ...] = (
     Lone("ckptconv.features.ranks.alone", RANKS, part="flat_param"),
     Lone("ckptconv.features.torch_checkpointing.alone", ("#.pt", "#.safetensors")),
 )
-# What finds formats of other packages, which are asked last: the module. There, `installed` yields them, `named` has
-# the one of a family, and `suspects` names, in words, those that may have caused a failure.
-PLUGINS: tuple[str, ...] = (
-    "ckptconv.features.plugins.entries",
-)  # fmt: skip
+# The feature that finds formats of other packages, which are asked last. `entries` in its folder has `installed`, which
+# yields them, `named`, the one of a family, and `suspects`: in words, those that may have caused a failure.
+PLUGINS = "plugins"
 # What knows files of other programs, which are not read: the module. There, `check_file`, `check_archive`,
 # `check_directory` and `check_below` raise the error that says what such a path is; `is_sign` tells by a name whether
 # its directory is one.
 FOREIGN: tuple[str, ...] = (
     "ckptconv.features.foreign.known",
 )  # fmt: skip
-# What keeps input from a pipe, so that it can be read at any offset: the module. There, `take_pipe` returns the name
-# under which it is read.
-PIPES: tuple[str, ...] = (
-    "ckptconv.features.pipes.pipes",
-)  # fmt: skip
+# The feature that keeps input from a pipe, so that it can be read at any offset: `take_pipe` of `pipes` in its folder
+# returns the name under which it is read.
+PIPES = "pipes"
+# The feature that finds the states of optimizers beside weights: `training` in its folder has `with_states_beside` and
+# `with_optimizer`, which return a source with those in its own file, and with those in a file next to it, too.
+STATES = "optimizer_states"
+# The feature that names such states if they are stored by the number of their parameter. `among` in its folder has
+# `told(optimizers, names, described, options)`: warnings and notes on optimizers among the weights of an output.
+NUMBERS = "optimizer_numbers"
 # Modules that join the distributed tensors of a file of torch.save which has all of their parts, as that of a single
 # rank has. There, `read_alone` returns a source; None if parts are missing.
 JOINING: tuple[str, ...] = (
     "ckptconv.features.ranks.read",
 )  # fmt: skip
-# What opens a checkpoint rank by rank, for --per-rank: the module of its format. There, `ranks_to_convert` returns the
-# numbers of the tensor-parallel ranks at a place.
-BY_RANK: tuple[str, ...] = (
-    "ckptconv.features.deepspeed.read",
-)  # fmt: skip
+# The feature that opens a checkpoint rank by rank, for --per-rank: `ranks_to_convert` of `read` in its folder returns
+# the numbers of the tensor-parallel ranks at a place.
+BY_RANK = "deepspeed"
 
 
 # What outputs are made of beside weights: what they hold, and the module. There, `needs_states` tells whether options

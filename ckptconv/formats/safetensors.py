@@ -34,7 +34,7 @@ from ckptconv.formats.weight_map import read_index
 from ckptconv.pickles.children import walk
 from ckptconv.pickles.nodes import Opaque
 from ckptconv.plan import NUMBERED, Input
-from ckptconv.process import of_feature
+from ckptconv.process import needed
 from ckptconv.storage import strict_json
 from ckptconv.storage.ahead import ahead, entries_of
 from ckptconv.storage.location import Location
@@ -210,10 +210,8 @@ def _no_weights(content: TensorFiles, warnings: list[str]) -> CkptconvError | No
 
 def _restored(content: TensorFiles, wanted: Wanted, warnings: list[str]) -> Any:
     """Return the tree that the record describes. If it does not fit and no structure is wanted, drop the record."""
-    decoder = of_feature(UNFLATTENING, "decoder")
     try:
-        if decoder is None:
-            raise UnsupportedError(f"A structure record needs the feature {UNFLATTENING}, which is not installed.")
+        decoder = needed(UNFLATTENING, "decoder", "A structure record", error=UnsupportedError)
         return decoder.unflatten(content.tensors, content.record, live_values=False)
     except CkptconvError as error:
         if not wanted.structure:

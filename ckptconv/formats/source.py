@@ -16,9 +16,6 @@ from ckptconv.tensors.lazy import Equal, LazyTensor
 from ckptconv.tensors.moves import File
 from ckptconv.text import parse_path
 
-if TYPE_CHECKING:
-    from ckptconv.formats.numbering import Order
-
 # The beginnings of the names of a model's files: those of most programs, open_clip, diffusers and PEFT's adapters.
 MODEL, ADAPTER, OPEN_CLIP = "model", "adapter_model", "open_clip_model"
 _STEMS = {
@@ -58,7 +55,7 @@ class Wanted(NamedTuple):
     master: bool = False
     unstack: bool = False
     parts: bool = False
-    orders: tuple[Order, ...] = ()
+    orders: tuple[Any, ...] = ()
 
 
 _ALL = Wanted()

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from ckptconv.errors import UsageError
 from ckptconv.options.registered import missing
+from ckptconv.process import lacking
 from ckptconv.text import brief, count_of, parse_count, parse_path, parse_size
 
 # The default memory for buffers. If a file is remote, requests are large, and several run at once; if tensors are
@@ -170,7 +171,7 @@ def _not_among(value: Any, called: str, choices: tuple[str, ...], words: Mapping
     """Return the error for a `value` that is none of `choices`; `words` have other names of these."""
     import difflib
 
-    from ckptconv.options.words import elsewhere
+    from ckptconv.options.words import instead_of
 
     if not choices:
         return UsageError(f"{called} is {brief(value)}; no feature that has a value for it is installed.")
@@ -181,7 +182,7 @@ def _not_among(value: Any, called: str, choices: tuple[str, ...], words: Mapping
     meant = [name for name in close if name in choices]
     return UsageError(
         f"{called} is {brief(value)}; it may be {', '.join(choices[:-1])}{' or ' * (len(choices) > 1)}{choices[-1]}.",
-        f"Did you mean {' or '.join(meant)}?" if meant else elsewhere(text),
+        f"Did you mean {' or '.join(meant)}?" if meant else instead_of(text),
     )
 
 
@@ -207,7 +208,7 @@ def name_in(place: str, accepts: str) -> ValueKind:
             return value
         module = import_module(place.partition(":")[0])
         if isinstance(value, str) and value in getattr(module, "ABSENT", {}):
-            raise UsageError(f"{called} {value} needs the feature {module.ABSENT[value]}, which is not installed.")
+            raise lacking(f"{called} {value}", module.ABSENT[value])
         raise _not_among(value, called, kind.choices, getattr(module, "OTHER_WORDS", {}))
 
     kind = ValueKind(parse, unset="", accepts=accepts, registry=place)

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping
 from importlib import import_module
 from types import MappingProxyType
 
-from ckptconv.errors import UsageError
+from ckptconv.errors import CkptconvError, UsageError
 from ckptconv.options.registered import missing
+from ckptconv.process import lacking
 
 # The table of the options of `convert`, which imports this module.
 CONVERTING = "ckptconv.options.table"
@@ -77,7 +78,7 @@ ELSEWHERE = {
 }
 
 
-def elsewhere(word: str) -> str:
+def instead_of(word: str) -> str:
     """Return what to use for `word`, such as gguf or hf-to-gguf, if ckptconv does not do that; else ""."""
     word = word.lower().removesuffix(".py").replace("_", "-")
     meant = {word, re.split("2|-|^\\.", word)[-1]}
@@ -86,11 +87,11 @@ def elsewhere(word: str) -> str:
 
 def unknown(
     name: str, known: Iterable[str], called: str = "", instead: Mapping[str, str] = MappingProxyType({})
-) -> UsageError:
+) -> CkptconvError:
     """Return the error for a keyword argument `name` that is not among `known`, those of the function that is `called`
     so. `instead` has advice on options of `convert`, as `checked` does."""
     if feature := missing(name):
-        return UsageError(f"The option {name!r} needs the feature {feature}, which is not installed.")
+        return lacking(f"The option {name!r}", feature)
     close = difflib.get_close_matches(name, known, cutoff=0.7)
     meant = f"Did you mean {' or '.join(close)}?" if close else ""
     word = f"--{name.replace('_', '-')}"

@@ -14,7 +14,7 @@ from ckptconv.errors import UsageError
 from ckptconv.formats.model_files import SAFETENSORS, SUFFIX
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.options.table import OPTIONS, Options
-from ckptconv.process import has_feature
+from ckptconv.process import has_feature, lacking
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
@@ -155,7 +155,7 @@ def entry_of(name: str) -> OutputKind:
     """Return the entry of a kind of output. Raise UsageError if its feature is missing."""
     kind = KINDS.get(name) or _EVERY[name]
     if isinstance(kind, OfFeature) and name not in KINDS:
-        raise UsageError(f"An output of the kind {name!r} needs the feature {kind.feature}, which is not installed.")
+        raise lacking(f"An output of the kind {name!r}", kind.feature)
     entry: OutputKind = import_module(kind.module).KIND if isinstance(kind, OfFeature) else kind
     return entry
 

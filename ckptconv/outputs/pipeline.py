@@ -10,12 +10,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
+from ckptconv.formats.registered import NUMBERS
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import computed, selection
 from ckptconv.outputs.naming import flattened, named
 from ckptconv.outputs.selected import METADATA, Selected
 from ckptconv.outputs.selection import Rename
+from ckptconv.process import of_feature
 from ckptconv.structure import parted
 from ckptconv.structure.choice import Choice
 from ckptconv.text import some
@@ -111,9 +113,7 @@ def _chosen(source: Source, options: Options, rename: Rename) -> Selected:
         raise UsageError(f"No tensors are left to convert: all {len(flat)} are excluded.")
     dtype = options.dtype or source.defaults.dtype
     if optimizers:
-        from ckptconv.formats import numbering  # a model alone has none
-
-        module = numbering.part("among")
+        module = of_feature(NUMBERS, "among")
         told = module.told(optimizers, names, described, options) if module else ((), ())
         warnings, notes = (*warnings, *told[0]), (*notes, *told[1])
     uncastable = described.uncastable | selection.scales(flat) | parted.parts_of(quantized)

@@ -33,7 +33,7 @@ from ckptconv.outputs.kinds import (
     option_for,
 )
 from ckptconv.plan import NUMBERED
-from ckptconv.process import of_feature
+from ckptconv.process import needed
 from ckptconv.storage import stores
 from ckptconv.storage.files import look
 from ckptconv.storage.handles import HIDDEN, resolved
@@ -167,10 +167,7 @@ class Target(NamedTuple):
 def of_trees(name: str, path: str) -> Any:
     """Return the module `name` of the feature that publishes directories as a whole, such as `path`. Raise UsageError
     if it is missing."""
-    module = of_feature(TREE_FEATURE, name)
-    if module is None:
-        raise UsageError(f"{path}: such an output needs the feature {TREE_FEATURE}, which is not installed.")
-    return module
+    return needed(TREE_FEATURE, name, f"{path}: such an output")
 
 
 def pointer_of(directory: str, form: str = "tree") -> str:
@@ -296,9 +293,9 @@ def resolve_output(path: str, options: Options) -> Target:
     if not is_file and (entry.kind == "file" or path.endswith(CHECKPOINT_SUFFIXES)):
         raise _an_input(path) if entry.kind == "file" and path.endswith(CHECKPOINT_SUFFIXES) else not_a_directory(path)
     if not is_file and entry.kind != "directory" and (ending := ENDING.search(path)):
-        from ckptconv.options.words import elsewhere
+        from ckptconv.options.words import instead_of
 
-        instead = elsewhere(ending[0]) or f"Did you mean {path[: ending.start()]}{model_files.SUFFIX}?"
+        instead = instead_of(ending[0]) or f"Did you mean {path[: ending.start()]}{model_files.SUFFIX}?"
         raise UsageError(
             f"{path} ends in {ending[0]}, which no output has: a file ends in {model_files.SUFFIX}, or for torch.load "
             f"in {some(TORCH_SUFFIXES, form=str)}.",

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.engine.buffers import Tally
 from ckptconv.engine.execute import carry_out
-from ckptconv.errors import UsageError
 from ckptconv.plan import Checked, Data, FilePlan, Plan
-from ckptconv.process import of_feature
+from ckptconv.process import needed
 from ckptconv.publish.staging.base import FinishedFile, Staging
 from ckptconv.storage.files import Readers
 from ckptconv.storage.progress import Progress
@@ -106,12 +105,9 @@ def make(
     return Result(finished, tally), seal
 
 
-def elsewhere() -> Any:
+def executing() -> Any:
     """Return the module that has an executor write files. Raise UsageError if it is missing."""
-    module = of_feature(EXECUTING, "making")
-    if module is None:
-        raise UsageError(f"An executor needs the feature {EXECUTING}, which is not installed.")
-    return module
+    return needed(EXECUTING, "making", "An executor")
 
 
 def packed_in(plans: Iterable[Plan]) -> Counter[File]:

@@ -17,7 +17,7 @@ from ckptconv.options.table import Options
 from ckptconv.outputs.planning import Output
 from ckptconv.outputs.targets import MANIFEST, Target, directory_of, kind_of_directory, of_trees
 from ckptconv.plan import FilePlan, Plan
-from ckptconv.publish.jobs import Result, Task, elsewhere, make, packed_in
+from ckptconv.publish.jobs import Result, Task, executing, make, packed_in
 from ckptconv.publish.parts import files_of, is_one_upload, part_of
 from ckptconv.publish.replacing import Replacing
 from ckptconv.publish.staging.base import FinishedFile, Staging
@@ -427,7 +427,7 @@ class _Run:
             counted(task.file.size)
 
         jobs = [task for _, task in tasks]
-        elsewhere().make_all(jobs, executor, self._options, self._inputs.checksums, note)
+        executing().make_all(jobs, executor, self._options, self._inputs.checksums, note)
 
     def _note(self, work: _Work, task: Task, result: Result) -> None:
         self.done.tally.add(result.tally)

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ckptconv.errors import UsageError
-from ckptconv.process import of_feature
+from ckptconv.process import needed, of_feature
 from ckptconv.storage.paths import is_remote
 
 # The feature for each scheme, whose `store.py` has `STORE`.
@@ -36,10 +35,7 @@ on_wait: Callable[[str], None] = lambda text: None  # noqa: E731
 
 def reached(url: str) -> Any:
     """Return the module that lists, reads and writes URLs. Raise UsageError, which names `url`, if it is missing."""
-    reaching = of_feature(REMOTE, "reaching")
-    if reaching is None:
-        raise UsageError(f"{url}: URLs need the feature {REMOTE}, which is not installed.")
-    return reaching
+    return needed(REMOTE, "reaching", f"{url}: a URL")
 
 
 def pinned(path: str, options: Mapping[str, Any]) -> str:

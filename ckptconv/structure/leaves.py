@@ -9,8 +9,7 @@ import functools
 import sys
 from typing import Any
 
-from ckptconv.errors import UsageError
-from ckptconv.process import of_feature
+from ckptconv.process import needed
 from ckptconv.tensors.dtypes import DType
 from ckptconv.tensors.strides import is_contiguous
 from ckptconv.text import brief
@@ -27,13 +26,8 @@ LIVE = "live_objects"
 def live(name: str, example: Any) -> Any:
     """Return the module `name` of the feature. Raise UsageError, which shows the `example` of a live object, if it is
     not installed."""
-    module = of_feature(LIVE, name)
-    if module is None:
-        raise UsageError(
-            f"Objects of torch and other libraries ({brief(example)}) need the feature {LIVE}, which is not installed.",
-            "Give plain values and lazy tensors.",
-        )
-    return module
+    subject = f"An object of torch or another library ({brief(example)})"
+    return needed(LIVE, name, subject, "Give plain values and lazy tensors.")
 
 
 def is_imported() -> bool:

@@ -15,7 +15,6 @@ import pytest
 import torch
 from cells import of_features
 from checkpoints import COMMAND, DATA, Run, ckptconv_here, done
-from optimizer_files import by_names
 from safetensors.torch import load_file, save, save_file
 from stores import FAR, PLACES
 from typer.core import TyperGroup
@@ -88,12 +87,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     os.symlink("hf/model.safetensors", here / "linked.safetensors")
     os.link(here / "g1.safetensors", here / "hard.safetensors")
     os.symlink("a.pt", here / "linked.pt")
-    model = torch.nn.Linear(4, 3)
-    optimizer = torch.optim.Adam(model.parameters())
-    model(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
-    (states,) = by_names(model, optimizer)
-    torch.save({"model": model.state_dict(), "optimizer": states}, here / "train.pt")
     for scene in of_features("scene"):
         scene(here)
     (here / "out").mkdir()
@@ -170,10 +163,6 @@ pt2safetensors model.pt
 pt2safetensors bin hf
 pt2safetensors a.pt b.pt
 pt2safetensors a.pt new.safetensors --manifest g1.safetensors
-convert train.pt new --optimizer hf
-convert train.pt new --optimizer new
-pt2safetensors train.pt new --optimizer hf
-pt2safetensors train.pt -o hf
 """ + "".join(of_features("REFUSED"))
 
 # What such an error says.
@@ -438,7 +427,6 @@ def test_what_parts_have_read_stays(world: Path) -> None:
 def test_calls_of_the_library_follow_the_same_rule(world: Path) -> None:
     calls: list[Callable[[], object]] = [
         lambda: convert("model.pt"),
-        lambda: convert("train.pt", "new", optimizer="hf"),
         *itertools.chain(*of_features("WRITING")),
     ]
     before = tree(world)

@@ -311,7 +311,7 @@ def test_names_and_record_of_any_tree_fit_each_other(tree: Any) -> None:
 
 def test_live_objects_are_refused_by_name_where_their_feature_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ckptconv.features.live_objects.tensors", None)
-    with pytest.raises(UsageError, match=r"\(Tensor\) need the feature live_objects, which is not installed"):
+    with pytest.raises(UsageError, match=r"\(Tensor\) needs the feature live_objects, which is not installed"):
         flatten({"a": torch.ones(2)})
     flattened({"a": lazy(), "b": [1, None]})
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 PAGES = ()
 # Features that this one builds on: without them, it is gone too.
-NEEDS = ("joining",)
+NEEDS = ("joining", "optimizer_states")
 SCRIPTS = ("kills/dcp.py",)
 # Why it is larger than a container of files may be.
 EXCEEDS = "it reads a format of several writers"

@@ -17,9 +17,9 @@ from ckptconv.errors import CkptconvError, UnsupportedError
 from ckptconv.features.dcp.described import Described
 from ckptconv.features.dcp.metadata import Description, EntryPlace, SavedTensor, Shape
 from ckptconv.features.joining.names import Path, dotted, named, split_name, subtree
-from ckptconv.formats.numbering import Model, Order
-from ckptconv.formats.states import by_parameter, is_numbered, is_statistic, may_be_trained
-from ckptconv.formats.states import named as named_states
+from ckptconv.features.optimizer_states.numbering import Model, Order
+from ckptconv.features.optimizer_states.states import by_parameter, is_numbered, is_statistic, may_be_trained
+from ckptconv.features.optimizer_states.states import named as named_states
 from ckptconv.text import some
 
 # A state of a numbered parameter, below its optimizer.

@@ -11,5 +11,5 @@ from __future__ import annotations
 
 PAGES = ()
 # What it builds on: it reads what it is to be like, and what it has written.
-NEEDS = ("dcp", "joining", "torch_files", "unflattening")
+NEEDS = ("dcp", "joining", "optimizer_states", "torch_files", "unflattening")
 SCRIPTS = ("test_dcp.py",)

@@ -26,12 +26,12 @@ from ckptconv.features.dcp_output.layout import Layout
 from ckptconv.features.dcp_output.options import GIVEN
 from ckptconv.features.joining.chunks import Box
 from ckptconv.features.joining.names import MAX_DEPTH, Path, dotted, named
+from ckptconv.features.optimizer_states.training import weights_in
 from ckptconv.features.torch_files import writable
 from ckptconv.features.torch_files.refusing import refusal
 from ckptconv.features.torch_files.tree import STORAGE, TorchTree, plan_tree
 from ckptconv.features.unflattening.decoder import unflatten
 from ckptconv.formats.source import Source
-from ckptconv.formats.training import weights_in
 from ckptconv.options.table import Options
 from ckptconv.outputs import safetensors, selection
 from ckptconv.outputs.kinds import entry_of

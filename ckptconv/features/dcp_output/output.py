@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from ckptconv.errors import UsageError
 from ckptconv.features.dcp_output.contents import SHARDS, DcpContents, contents, file_plans
 from ckptconv.features.dcp_output.imitating import unlike
+from ckptconv.features.optimizer_states.states import is_numbered
 from ckptconv.features.torch_files.refusing import shown
 from ckptconv.formats.optimizers import optimizers_in
 from ckptconv.formats.source import Source
-from ckptconv.formats.states import is_numbered
 from ckptconv.options.table import Options
 from ckptconv.outputs.kinds import is_set
 from ckptconv.outputs.naming import tree_of

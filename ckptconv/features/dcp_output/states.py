@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from ckptconv.errors import MissingError, UnsupportedError, UsageError
+from ckptconv.features.optimizer_states.numbering import NAMED
+from ckptconv.features.optimizer_states.states import optimizers_alone
+from ckptconv.features.optimizer_states.training import weights_in, with_named
 from ckptconv.formats.detect import asked_orders, complete, open_source
-from ckptconv.formats.numbering import NAMED
 from ckptconv.formats.optimizers import entries, optimizers_in, subtree, weights_key
 from ckptconv.formats.source import STATES_ARE_CONVERTED, FileFacts, Source
-from ckptconv.formats.states import optimizers_alone
-from ckptconv.formats.training import weights_in, with_named
 from ckptconv.options.table import FITTING, named_in
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, is_same, normalize

@@ -6,8 +6,8 @@ from ckptconv.errors import UnsupportedError
 from ckptconv.features.deepspeed.records import ModelFile
 from ckptconv.features.deepspeed.states import own
 from ckptconv.features.deepspeed.weights import Weights
-from ckptconv.formats.numbering import naming
-from ckptconv.formats.states import by_parameter, model_of, renamed
+from ckptconv.features.optimizer_states.numbering import naming
+from ckptconv.features.optimizer_states.states import by_parameter, model_of, renamed
 
 
 def read_whole_states(weights: Weights, model: ModelFile) -> None:

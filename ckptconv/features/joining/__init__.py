@@ -9,3 +9,5 @@ states. Out: tensors, and a `Source`, which `files` returns. The features that r
 from __future__ import annotations
 
 PAGES = ()
+# What it builds on.
+NEEDS = ("optimizer_states",)

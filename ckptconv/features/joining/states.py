@@ -15,8 +15,8 @@ from ckptconv.features.joining.chunks import Shape
 from ckptconv.features.joining.join import Ranks
 from ckptconv.features.joining.names import Path, named
 from ckptconv.features.joining.pieces import Piece, RankPart, Shards, Whole, parts_of, shape_of
-from ckptconv.formats.numbering import Model, Named, Numbers, Order, naming, ways
-from ckptconv.formats.states import listed, may_be_trained
+from ckptconv.features.optimizer_states.numbering import Model, Named, Numbers, Order, naming, ways
+from ckptconv.features.optimizer_states.states import listed, may_be_trained
 from ckptconv.tensors.lazy import Concat, View, untagged
 
 _STATE, _GROUPS, _STEP = "state", "param_groups", "step"

@@ -7,8 +7,9 @@ from typing import Any
 
 from ckptconv.errors import UsageError
 from ckptconv.formats.detect import open_source
-from ckptconv.formats.numbering import Order, part
+from ckptconv.formats.registered import NUMBERS
 from ckptconv.formats.source import Source
+from ckptconv.process import of_feature
 from ckptconv.storage.paths import is_pipe, normalize
 
 
@@ -20,8 +21,8 @@ def opened(source: Source, asked: Mapping[str, Any], reaching: Mapping[str, Any]
     return source.computing(like=open_source(normalize(like), structure=False, **reaching))
 
 
-def orders(asked: Mapping[str, Any], reaching: Mapping[str, Any]) -> tuple[Order, ...]:
+def orders(asked: Mapping[str, Any], reaching: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return the order of the reference's weights, if it keeps one, and states are wanted."""
-    files = part("order_files") if asked["states"] else None
+    files = of_feature(NUMBERS, "order_files") if asked["states"] else None
     order = files.order_in(normalize(asked["like"]), reaching) if files else None
     return (order,) if order else ()

@@ -10,3 +10,5 @@ finds the optimizer in a file next to a model.
 from __future__ import annotations
 
 SCRIPTS = ("module_orders.py",)
+# What it builds on.
+NEEDS = ("optimizer_states",)

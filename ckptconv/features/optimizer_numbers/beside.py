@@ -11,13 +11,13 @@ import re
 from collections.abc import Mapping
 
 from ckptconv.errors import CkptconvError, UsageError
+from ckptconv.features.optimizer_states.states import is_by_number, optimizers_alone
+from ckptconv.features.optimizer_states.training import with_named, with_optimizer
 from ckptconv.formats.alone import listed
 from ckptconv.formats.model_files import OPTIMIZERS, SAFETENSORS, TORCH
 from ckptconv.formats.optimizers import is_optimizer
 from ckptconv.formats.source import NOT_CONVERTED, STATES_ARE_CONVERTED, FileFacts, Source, Wanted
-from ckptconv.formats.states import is_by_number, optimizers_alone
 from ckptconv.formats.torch.file import read as read_torch
-from ckptconv.formats.training import with_named, with_optimizer
 from ckptconv.storage.location import Location
 
 # The model next to the optimizer, if it is one file, or an adapter of PEFT.

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ckptconv.errors import UnsupportedError
 from ckptconv.features.optimizer_numbers.orders import in_order, of_files
-from ckptconv.formats.numbering import Model, Named, Numbers, Order
+from ckptconv.features.optimizer_states.numbering import Model, Named, Numbers, Order
 from ckptconv.formats.wrappers import wrapper
 from ckptconv.text import some
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from ckptconv.features.optimizer_numbers import matching
 from ckptconv.features.optimizer_numbers.order_files import completed
-from ckptconv.formats.numbering import Model, Named, Numbers
-from ckptconv.formats.states import is_by_number, listed, members, renamed
+from ckptconv.features.optimizer_states.numbering import Model, Named, Numbers
+from ckptconv.features.optimizer_states.states import is_by_number, listed, members, renamed
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import name_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ckptconv.formats.numbering import NAMED, Order
+from ckptconv.features.optimizer_states.numbering import NAMED, Order
 from ckptconv.formats.source import Source
 from ckptconv.storage.paths import normalize
 

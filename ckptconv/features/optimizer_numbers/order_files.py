@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 from ckptconv.errors import UsageError
 from ckptconv.features.optimizer_numbers.orders import follows_modules, is_kept, is_known
+from ckptconv.features.optimizer_states.numbering import Model, Order
+from ckptconv.features.optimizer_states.training import model_tree
 from ckptconv.formats import configs
 from ckptconv.formats.detect import open_source
-from ckptconv.formats.numbering import Model, Order
 from ckptconv.formats.source import ADAPTER_CONFIG, CONFIG, OF_REFERENCE
-from ckptconv.formats.training import model_tree
 from ckptconv.plan import Input
 from ckptconv.storage import strict_json
 from ckptconv.storage.location import Location

@@ -10,8 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from ckptconv.errors import UsageError
-from ckptconv.process import of_feature
+from ckptconv.process import lacking, of_feature
 from ckptconv.storage.stores import STORES
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
@@ -81,7 +80,7 @@ def of_scheme(scheme: str, url: str = "") -> Store:
         return _ANY
     store = _of_feature(STORES[scheme])
     if store is None:
-        raise UsageError(f"{url or scheme}: {scheme}:// needs the feature {STORES[scheme]}, which is not installed.")
+        raise lacking(f"{url or scheme}: {scheme}://", STORES[scheme])
     return store
 
 

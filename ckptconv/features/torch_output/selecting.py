@@ -8,8 +8,8 @@ from typing import Any
 
 from ckptconv.errors import UsageError
 from ckptconv.features.torch_files import writable
-from ckptconv.formats import numbering
 from ckptconv.formats.optimizers import optimizers_in
+from ckptconv.formats.registered import NUMBERS
 from ckptconv.formats.source import Source
 from ckptconv.options.table import NONE, Options
 from ckptconv.outputs import computed, selection
@@ -17,6 +17,7 @@ from ckptconv.outputs.naming import tree_of
 from ckptconv.outputs.pipeline import names_of
 from ckptconv.outputs.selected import Selected
 from ckptconv.outputs.selection import Rename
+from ckptconv.process import of_feature
 from ckptconv.structure import keymap, parted
 from ckptconv.structure.choice import Choice
 from ckptconv.tensors.lazy import untagged
@@ -50,7 +51,7 @@ def selected_tree(source: Source, options: Options, rename: Rename = selection.r
     known = described.tensors
     names = names_of(source, known, options, choice, rename)
     uncastable = described.uncastable | selection.scales(known)
-    module = numbering.part("among")
+    module = of_feature(NUMBERS, "among")
     optimizers = [name for name, _ in optimizers_in(tree)] if module and isinstance(tree, Mapping) else []
     warnings, notes = module.told(optimizers, names, described, options) if optimizers else ((), ())
     if options.structure and not ways and any(old != new for old, new in names.items()):

@@ -9,4 +9,4 @@ from __future__ import annotations
 
 PAGES = ()
 # What it builds on.
-NEEDS = ("torch_files", "trees")
+NEEDS = ("optimizer_states", "torch_files", "trees")

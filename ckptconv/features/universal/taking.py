@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckptconv.errors import CkptconvError, UnsupportedError
+from ckptconv.features.optimizer_states.numbering import ways
+from ckptconv.features.optimizer_states.states import is_numbered
+from ckptconv.features.optimizer_states.training import check_key, weights_in, with_states_beside
 from ckptconv.features.universal.options import UniversalOptions
-from ckptconv.formats.numbering import ways
 from ckptconv.formats.optimizers import optimizers_in, weights_key
 from ckptconv.formats.source import Source
-from ckptconv.formats.states import is_numbered
-from ckptconv.formats.training import check_key, weights_in, with_states_beside
 from ckptconv.formats.values import number_in
 from ckptconv.options.table import Options
 from ckptconv.tensors.dtypes import DTYPES

@@ -12,7 +12,7 @@ from effort import every
 from optimizer_files import by_name, muon_saved, trained, training_saved
 from safetensors.torch import load_file, save_file
 
-from ckptconv.formats import numbering
+from ckptconv.formats import registered
 
 
 @every("groups", [1, 2])
@@ -46,11 +46,11 @@ def test_the_prefix_of_a_wrapper_is_no_part_of_a_name(tmp_path: Path) -> None:
 def test_numbers_are_refused_by_name_without_the_feature_that_names_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(numbering, "NUMBERS", "absent")
+    monkeypatch.setattr(registered, "NUMBERS", "absent")
     training_saved(tmp_path / "t.pt", "numbers")
     words = ["convert", tmp_path / "t.pt"]
     run = ckptconv_here(*words, "--optimizer", tmp_path / "states.safetensors")
-    run.refused(5, "t.pt: the optimizer numbers its parameters", "needs the feature optimizer_numbers, which is not")
+    run.refused(5, "t.pt: the optimizer numbers its parameters", "needs the feature absent, which is not installed")
     done(ckptconv_here(*words, tmp_path / "weights.safetensors"))
     # In a file next to the model.
     model, optimizer = trained()
@@ -60,7 +60,7 @@ def test_numbers_are_refused_by_name_without_the_feature_that_names_them(
     torch.save(optimizer.state_dict(), tmp_path / "step" / "optimizer.pt")
     for path in (tmp_path / "step", tmp_path / "step" / "model.safetensors"):
         run = ckptconv_here("convert", path, "--optimizer", tmp_path / "states.safetensors")
-        run.refused(5, "the states in optimizer.pt", "needs the feature optimizer_numbers, which is not installed")
+        run.refused(5, "the states in optimizer.pt", "needs the feature absent, which is not installed")
     run = done(ckptconv_here("convert", tmp_path / "step", tmp_path / "out"))
     assert "the states in optimizer.pt" in run.out
     assert not (tmp_path / "states.safetensors").exists()

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.formats.numbering import Model, Named, Order, naming
+from ckptconv.features.optimizer_states.numbering import Model, Named, Order, naming
 from ckptconv.formats.optimizers import entries, is_optimizer, optimizers_in
 from ckptconv.formats.wrappers import wrapper
 from ckptconv.pickles.children import walk

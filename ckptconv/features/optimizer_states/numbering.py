@@ -6,12 +6,13 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.errors import UnsupportedError
-from ckptconv.process import of_feature
+from ckptconv.formats import registered
+from ckptconv.process import lacking, needed, of_feature
 
 if TYPE_CHECKING:
     from ckptconv.storage.location import Location
 
-# The feature that names them. `naming` in its folder has
+# The feature `NUMBERS` (`formats/registered.py`) names them. `naming` in its folder has
 # - `named(optimizers, trees, model, where)`: the states of labelled optimizers of a model by name, in the form of
 #   `states.by_parameter`, and the names of their numbers; or UnsupportedError, which begins with `where`;
 # - `attempted(numbers, model, reasons)`: the names of numbers; or None, and the reasons are added to `reasons`;
@@ -21,10 +22,6 @@ if TYPE_CHECKING:
 # `matching` has `WAYS`, ways to give numbers names, for messages. `order_files` has `order_in(path, reaching)`, the
 # order of the weights of a checkpoint, None if it keeps none. `beside` has `with_file(source, place, wanted)`: a source
 # with the optimizer in a file next to its model; and `marked(source)`, if it is an optimizer alone, with an error.
-# `among` has `told(optimizers, names, described, options)`: warnings and notes on the optimizers under these names
-# among the weights of an output.
-NUMBERS = "optimizer_numbers"
-MISSING = f"the feature {NUMBERS}, which is not installed"
 # The beginning of a note on the source of the names of numbers.
 NAMED = "The names of the optimizer's parameters were found by"
 
@@ -89,20 +86,16 @@ class Named(NamedTuple):
 
 def part(name: str) -> Any:
     """Return the module `name` of the feature; None if it is not here."""
-    return of_feature(NUMBERS, name)
+    return of_feature(registered.NUMBERS, name)
 
 
 def naming(where: str) -> Any:
     """Return the module that names numbers. Raise UnsupportedError, which begins with `where`, if it is missing."""
-    module = part("naming")
-    if module is None:
-        raise UnsupportedError(
-            f"{where} numbers its parameters: to find their names needs {MISSING}.", "Convert only the weights."
-        )
-    return module
+    subject = f"{where} numbers its parameters: to find their names"
+    return needed(registered.NUMBERS, "naming", subject, "Convert only the weights.", UnsupportedError)
 
 
 def ways() -> str:
     """Return the ways to give numbers names, for a message."""
     module = part("matching")
-    return str(module.WAYS) if module else f"Finding the names of numbered parameters needs {MISSING}."
+    return str(module.WAYS) if module else str(lacking("To find the names of numbered parameters", registered.NUMBERS))
