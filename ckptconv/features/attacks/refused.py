@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Iterator
 
 from ckptconv.errors import CkptconvError, TruncatedError, UnsafeError
-from ckptconv.features.attacks import tables
+from ckptconv.features.attacks import tables, zip_entries
 from ckptconv.formats.torch.container import SCANNED
 from ckptconv.pickles.machine import Machine, load
-from ckptconv.storage import LOCAL_SIGNATURE, zip_elsewhere
+from ckptconv.storage import LOCAL_SIGNATURE
 from ckptconv.storage.reading import Reader
 
 
@@ -74,8 +74,8 @@ def refuse_file(reader: Reader, head: bytes) -> None:
 
 def _pickles_in_zip(reader: Reader) -> Iterator[bytes]:
     """Yield the beginning of each member that torch may take for data.pkl."""
-    entries = list(zip_elsewhere.entries(reader))
+    entries = list(zip_entries.entries(reader))
     top, slash, _ = entries[0].name.partition(b"/") if entries else (b"", b"", b"")
     for entry in entries:
         if slash and entry.name.lower() == (top + b"/data.pkl").lower():
-            yield zip_elsewhere.content(reader, entry, SCANNED)
+            yield zip_entries.content(reader, entry, SCANNED)

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ckptconv.errors import CkptconvError, LimitError, UnsafeError
+from ckptconv.features.attacks import zip_entries
 from ckptconv.features.consecutive.pickles import LongError, Pickles
 from ckptconv.features.scan.seekable import Seekable
 from ckptconv.formats.torch.zip import PICKLE
 from ckptconv.pickles.vocabulary import WHOLE_TREES
-from ckptconv.storage import LOCAL_SIGNATURE, zip_elsewhere
+from ckptconv.storage import LOCAL_SIGNATURE
 from ckptconv.storage.inside import leads_out
 from ckptconv.storage.reading import Reader
 from ckptconv.storage.zip_directory import END, END64, END64_SIGNATURE, END_RECORDS, END_SIGNATURE
@@ -82,7 +83,7 @@ class Listed(NamedTuple):
 
 def listed(reader: Reader) -> Listed:
     members, flags = 0, [False] * 4
-    for entry in zip_elsewhere.entries(reader):
+    for entry in zip_entries.entries(reader):
         members += 1
         name = entry.name.lower()
         if not name.endswith(_TELLING):
@@ -95,13 +96,13 @@ def listed(reader: Reader) -> Listed:
     return Listed(members, *flags)
 
 
-def is_long(entry: zip_elsewhere.ZipEntry) -> bool:
+def is_long(entry: zip_entries.ZipEntry) -> bool:
     """Whether a member of an archive is a pickle that torch reads, and too long to be held."""
     is_main = entry.name.rpartition(b"/")[2] in _OF_TORCH and entry.name.endswith(b".pkl")
     return is_main and entry.packed > (LONGEST if entry.method == STORED else _COMPRESSED)
 
 
-def is_short(entry: zip_elsewhere.ZipEntry) -> bool:
+def is_short(entry: zip_entries.ZipEntry) -> bool:
     """Whether a member of an archive is too short to run anything, and is not expected to be a pickle."""
     return entry.method == STORED and 0 < entry.packed < _SHORTEST and not entry.name.endswith(_SUFFIXES)
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, TruncatedError, UnsafeError, UnsupportedError
+from ckptconv.features.attacks import zip_entries
 from ckptconv.features.consecutive.pickles import LongError, Pickles
 from ckptconv.features.scan.beginnings import (
     CLOSED,
@@ -60,10 +61,11 @@ from ckptconv.pickles.machine import load
 from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.refusing import refusing_attacks
 from ckptconv.pickles.vocabulary import ExcessiveError, Vocabulary
-from ckptconv.storage import LOCAL_SIGNATURE, zip_elsewhere
+from ckptconv.storage import LOCAL_SIGNATURE
 from ckptconv.storage.inside import leads_out
 from ckptconv.storage.reading import InMemory, Reader
 from ckptconv.storage.tar_header import is_tar
+from ckptconv.storage.zip_elsewhere import ends_as_zip
 from ckptconv.text import brief, some
 
 # The deepest nesting of files in files, and the most pickles one after the other in a file.
@@ -168,7 +170,7 @@ class ScannedContents:
         if kinds[0] is not _ZIP:
             # To an unpickler, the beginning of an archive is a persistent id, which it does not know.
             inner._from_start(reader, depth)
-        if kinds[0] is not _ZIP and zip_elsewhere.ends_as_zip(reader):
+        if kinds[0] is not _ZIP and ends_as_zip(reader):
             inner._zip(reader, depth)
         inner.findings = {
             finding: None for finding in inner.findings if finding.rule in _RUNNING or finding.rule == "not-opened"
@@ -183,7 +185,7 @@ class ScannedContents:
         if as_pickle.findings:
             self._take(as_pickle)
             return "pickle"
-        if zip_elsewhere.ends_as_zip(reader):
+        if ends_as_zip(reader):
             return self._zip(reader, depth)
         return "pickle" if self.expected and as_pickle.pickles else ""
 
@@ -372,7 +374,7 @@ class ScannedContents:
                 count += 1
             if count >= _PICKLES and pickles.position < size:
                 self.add("not-opened", _MANY.format(reader.file.path))
-            if count and zip_elsewhere.ends_as_zip(reader, pickles.position):
+            if count and ends_as_zip(reader, pickles.position):
                 raise CorruptError(f"{reader.file.path} begins as a pickle, but ends as a zip archive.")
 
         inner = self._inner()
@@ -468,23 +470,21 @@ class ScannedContents:
                 inner.findings = {finding: None for finding in inner.findings if finding.rule != "unreadable"}
             if listing.is_torch or self.expected or any(finding.rule in _RUNNING for finding in inner.findings):
                 self._take(inner)
-        elif listing.members < zip_elsewhere.count(reader):
+        elif listing.members < zip_entries.count(reader):
             # Other programs may read the members that are not judged here.
             self.add("two-readings", f"{reader.file.path} has a directory that is only partly readable.")
         # A package's members are code and pickles in directories of their own.
         if listing.is_package:
             self.add("carries-code", f"{reader.file.path} is a package of torch.package: importing it runs its code.")
         known = False
-        for entry in zip_elsewhere.entries(reader):
+        for entry in zip_entries.entries(reader):
             if self.room.stored < 0:
                 break
             if is_short(entry) or (listing.is_torch and not is_other and _STORAGES.fullmatch(entry.name)):
                 continue
             if _inside(reader, entry) in read:
                 continue
-            if (listing.is_torch or self.expected) and zip_elsewhere.content(reader, entry, 4).startswith(
-                _MACHINE_CODE
-            ):
+            if (listing.is_torch or self.expected) and zip_entries.content(reader, entry, 4).startswith(_MACHINE_CODE):
                 self.add("carries-code", f"{_inside(reader, entry)} is machine code.")
             # Only torch's own readers know the right form of the members of its archives.
             known |= bool(self._member(reader, entry, depth, only_what_runs=listing.is_torch and not is_long(entry)))
@@ -504,7 +504,7 @@ class ScannedContents:
             end = start
         return True
 
-    def _member(self, reader: Reader, entry: zip_elsewhere.ZipEntry, depth: int, *, only_what_runs: bool) -> str:
+    def _member(self, reader: Reader, entry: zip_entries.ZipEntry, depth: int, *, only_what_runs: bool) -> str:
         """Judge a member of a zip archive."""
         path = _inside(reader, entry)
         is_expected = path[:-1].endswith(SUFFIXES)
@@ -512,14 +512,14 @@ class ScannedContents:
             rule = "unreadable" if is_expected else "not-opened"
             self.add(rule, f"{path} is encrypted, or uses an unsupported compression.")
             return ""
-        start = zip_elsewhere.payload_of(reader, entry)
+        start = zip_entries.payload_of(reader, entry)
         if start is None or not entry.packed:
             return ""
         if entry.name.endswith(b".py") and b"/code/" in entry.name:
-            self._code(path, zip_elsewhere.content(reader, entry, _INFLATED + 1))
+            self._code(path, zip_entries.content(reader, entry, _INFLATED + 1))
             return ""
         if entry.name.endswith(b"/bytecode.pkl"):
-            self._code(path, zip_elsewhere.content(reader, entry, _INFLATED + 1))
+            self._code(path, zip_entries.content(reader, entry, _INFLATED + 1))
         inner = self._inner(is_expected)
         if entry.method == STORED:
             # Several members may have the same bytes.
@@ -533,9 +533,9 @@ class ScannedContents:
                 return ""
             kind = inner.look(PartReader(reader, path, start, entry.packed), depth + 1)
         else:
-            kind = inner.unpacked(path, functools.partial(zip_elsewhere.content, reader, entry), depth)
+            kind = inner.unpacked(path, functools.partial(zip_entries.content, reader, entry), depth)
         if entry.method == _DEFLATED or entry.packed <= _INFLATED:
-            self._texts(entry.name, path, lambda: zip_elsewhere.content(reader, entry, _INFLATED + 1), depth)
+            self._texts(entry.name, path, lambda: zip_entries.content(reader, entry, _INFLATED + 1), depth)
         if only_what_runs:
             kept = _RUNNING | {"not-opened", "excessive"}
             inner.findings = {finding: None for finding in inner.findings if finding.rule in kept}
@@ -711,7 +711,7 @@ _RUNNING = frozenset(
 _OF_TAR = frozenset({"storages", "tensors", "pickle"})
 
 
-def _inside(reader: Reader, entry: zip_elsewhere.ZipEntry) -> str:
+def _inside(reader: Reader, entry: zip_entries.ZipEntry) -> str:
     """Return the name of an archive's member in messages."""
     return f"{reader.file.path} ({brief(entry.name.decode('utf-8', 'replace'), 200)[1:-1]})"
 
