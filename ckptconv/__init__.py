@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from ckptconv.features.scan.report import ScanReport
     from ckptconv.features.scan.scanning import scan
     from ckptconv.features.unflattening.decoder import unflatten
+    from ckptconv.features.verify.report import Verification
+    from ckptconv.features.verify.verifying import verify
     from ckptconv.features.virtual_files.files import VirtualFiles
     from ckptconv.features.virtual_files.filesystem import VirtualFileSystem
     from ckptconv.formats.source import Source
@@ -65,8 +67,6 @@ if TYPE_CHECKING:
     from ckptconv.options.table import Options
     from ckptconv.result import Report
     from ckptconv.structure.keymap import flatten
-    from ckptconv.verification.report import Verification
-    from ckptconv.verification.verify import verify
     from ckptconv.version import __version__
 
 # The module of each public name; imported when first used, so that `import ckptconv` costs next to nothing. No module
@@ -109,7 +109,7 @@ _HOMES = {
     "UnsafeError": ("errors", "UnsafeError"),
     "UnsupportedError": ("errors", "UnsupportedError"),
     "UsageError": ("errors", "UsageError"),
-    "Verification": ("verification.report", "Verification"),
+    "Verification": ("features.verify.report", "Verification"),
     "VirtualFileSystem": ("features.virtual_files.filesystem", "VirtualFileSystem"),
     "VirtualFiles": ("features.virtual_files.files", "VirtualFiles"),
     "__version__": ("version", "__version__"),
@@ -129,7 +129,7 @@ _HOMES = {
     "scan": ("features.scan.scanning", "scan"),
     "split_rows": ("features.rows.split", "split"),
     "unflatten": ("features.unflattening.decoder", "unflatten"),
-    "verify": ("verification.verify", "verify"),
+    "verify": ("features.verify.verifying", "verify"),
 }
 
 __all__ = [

@@ -6,7 +6,7 @@ import contextlib
 import os
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -23,11 +23,11 @@ from ckptconv.outputs.targets import Target, check_spool, named_outputs, nearest
 from ckptconv.process import no_garbage, settled
 from ckptconv.publish.jobs import executing
 from ckptconv.publish.producing import produce
-from ckptconv.publish.publish import Verifier
+from ckptconv.publish.statements import requested
 from ckptconv.result import Report
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_pipe, is_remote, normalize
-from ckptconv.storage.progress import Progress, counter, shown
+from ckptconv.storage.progress import counter, shown
 from ckptconv.text import Proposed, parse_path
 
 if TYPE_CHECKING:
@@ -37,6 +37,12 @@ if TYPE_CHECKING:
 
     from ckptconv.options.keywords import ConvertOptions
     from ckptconv.storage.progress import AnyProgress
+
+# What compares outputs with their sources before they are published: the module, by the option that asks for it. Its
+# `verifier(work, options)` returns the `Verifier` of pairs of a source and a target.
+VERIFIERS: dict[str, str] = {
+    "verify": "ckptconv.features.verify.staged",
+}
 
 
 @leaving(UNWRITTEN)
@@ -115,7 +121,8 @@ def convert(
                 unneeded = "--spool-dir had no effect: nothing was unpacked or read from a pipe."
                 sources[0] = sources[0]._replace(notes=[*sources[0].notes, unneeded])
             stack.enter_context(settled())
-        verify = _verifier(work, chosen) if chosen.verify else None
+        asked = requested(chosen, VERIFIERS).values()
+        verify = next((module.verifier(work, chosen) for _, module in asked), None)
         return produce(sources, outputs, chosen, started, counter(progress), on_total, before_commit, verify, executor)
 
 
@@ -123,26 +130,6 @@ def _is_spooled(source: str | os.PathLike[str] | Source, outputs: Sequence[Outpu
     """Whether any part of `source` is, or may be, kept in a temporary file."""
     path = "" if isinstance(source, Source) else normalize(source)
     return is_pipe(path) or is_remote(path) or any(file.packed for output in outputs for file in output.plan.inputs())
-
-
-def _verifier(work: Sequence[tuple[Source, Target]], options: Options) -> Verifier:
-    """Return the function that compares every output with its source."""
-    from ckptconv.verification.report import CheckedOutput
-    from ckptconv.verification.verify import verify_outputs
-
-    def verify(places: Sequence[Mapping[str, str] | None], progress: Progress) -> int:
-        staged = [
-            (
-                source,
-                CheckedOutput(
-                    Location(target.path, dict(options.storage_options)), target.kind, at, options=target.options
-                ),
-            )
-            for (source, target), at in zip(work, places, strict=True)
-        ]
-        return verify_outputs(staged, options, progress=progress).bytes_compared
-
-    return verify
 
 
 def _work(sources: list[Source], targets: Sequence[Target], options: Options) -> list[tuple[Source, Target]]:

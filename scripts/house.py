@@ -22,7 +22,7 @@ BEGIN, END = "<!-- house: begin -->", "<!-- house: end -->"
 # The rooms from the lowest to the highest.
 ORDER = (
     "errors", "version", "text", "cells", "process", "options", "result", "tensors", "plan", "storage", "pickles",
-    "engine", "structure", "formats", "outputs", "verification", "publish", "conversion",
+    "engine", "structure", "formats", "outputs", "publish", "conversion",
     "cli", "features", "__main__", "__init__",
 )  # fmt: skip
 # Too many arrows lead to these to be drawn.

@@ -17,8 +17,8 @@ from typing import Any, Literal, NamedTuple
 
 from ckptconv.cli import printed
 from ckptconv.cli.console import VERSION
+from ckptconv.features.verify.report import Verification
 from ckptconv.result import Report
-from ckptconv.verification.report import Verification
 
 
 class Command(NamedTuple):

@@ -65,7 +65,7 @@ def copy(name: str, into: Path) -> None:
             [
                 rf"\bfeatures[./](?:{'|'.join(left_out)})\b",
                 *(rf"^(\||- |\d+\. ).*\bdocs/{page}|^(\||- ).*\({page}|: {page}$" for page in pages),
-                *(rf"^(\s+{in_list(each)},|    \"{each}\": .*|::: ckptconv\.{each})$" for each in public),
+                *(rf"^(\s+{in_list(each)},|    \"{each}\": (?!\"{each}\").*|::: ckptconv\.{each})$" for each in public),
             ]
         ),
         re.MULTILINE,
@@ -90,8 +90,8 @@ def copy(name: str, into: Path) -> None:
     # What was measured stays as it was measured.
     measured = re.compile(r"^\|.*\| *[\d.]+ *\|")
     links = re.compile(rf"\[([^\]]*)\]\([^)\s]*(?:{'|'.join([*pages, *files]) or '(?!)'})(?:#[^)]*)?\)")
-    # Tests of two features together.
-    together = re.compile(rf"^tests/features/\w+/with_(?:{'|'.join(left_out)})/")
+    # What one feature adds to another, and tests of both together: a module or a folder.
+    together = re.compile(rf"^(?:ckptconv|tests)/features/\w+/with_(?:{'|'.join(left_out)})(?:/|\.py$)")
     listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(listing, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     for path in listed.rstrip("\0").split("\0"):

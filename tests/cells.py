@@ -14,6 +14,11 @@ from ckptconv.process import has_feature
 FEATURES = Path(__file__).parent / "features"
 # Marks a test in which an attack is to be refused by name.
 naming_attacks = pytest.mark.skipif(not has_feature("attacks"), reason="no feature recognizes attacks")
+# Marks a test in which an output is to be found wrong.
+verifying = pytest.mark.skipif(not has_feature("verify"), reason="no feature verifies outputs")
+# Has a conversion verify its output, in Python and on the command line, where a feature does so.
+VERIFIED: dict[str, Any] = {"verify": True} if has_feature("verify") else {}
+VERIFY = ["--verify"] if VERIFIED else []
 
 
 def looking() -> list[str]:
@@ -44,6 +49,25 @@ def loaded(source: Any, **options: Any) -> Iterator[Any]:
     """Yield the state of a checkpoint as features load it into memory."""
     for loading in of_features("LOADER"):
         yield loading(source, **options)
+
+
+def verified(*output: Any, **options: Any) -> list[Any]:
+    """Verify an output, given its source first, where a feature does so: return the report."""
+    return [compare(*output, **options) for compare in of_features("COMPARING_OUTPUTS")]
+
+
+def verified_here(*words: object) -> None:
+    """Verify an output by the command for it, where there is one."""
+    from checkpoints import ckptconv_here, done
+
+    if VERIFIED:
+        done(ckptconv_here("verify", *words))
+
+
+def verify(*output: Any, **options: Any) -> Any:
+    """Verify an output in a test that is marked as `verifying`: return the report."""
+    (report,) = verified(*output, **options)
+    return report
 
 
 def torch_containers() -> dict[str, dict[str, Any]]:

@@ -9,13 +9,13 @@ import numpy as np
 from cells import of_features
 
 from ckptconv.engine.worker import Worker
+from ckptconv.features.verify.evaluate import Evaluator
 from ckptconv.plan import Data
 from ckptconv.storage.files import Readers
 from ckptconv.tensors.computing import Bits, Join, Joined
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Convert, Inline, LazyTensor
 from ckptconv.tensors.moves import Cast, Conjugate, Negate, Swap
-from ckptconv.verification.evaluate import Evaluator
 
 F32, F64, BF16, U8, U16, I16, C64 = (
     DTYPES[name] for name in ("float32", "float64", "bfloat16", "uint8", "uint16", "int16", "complex64")

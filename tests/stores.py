@@ -16,7 +16,7 @@ from typing import Any
 import fsspec
 import pytest
 import torch
-from cells import of_features
+from cells import VERIFIED, of_features
 from checkpoints import ZERO, contents
 from processes import Process, prepared
 from remote import KIB, MIB, SHARD, Asked, Proxy, a_model, converted_here, fresh
@@ -143,7 +143,7 @@ class PlaceSuite:
             checkpoint = ZERO / case / "checkpoint"
             url = place.put(checkpoint, case)
             made = place.at(f"{case}-out")
-            convert(url, made.url, max_shard_size=300, storage_options=place.options, verify=True)
+            convert(url, made.url, max_shard_size=300, storage_options=place.options, **VERIFIED)
             convert(checkpoint, tmp_path / case, max_shard_size=300)
             assert made.contents() == contents(tmp_path / case), case
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cells import of_features
+from cells import of_features, verified
 from checkpoints import ckptconv_here, contents
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,7 +51,6 @@ ACCEPTED: dict[str, tuple[Any, Any, list[Any]]] = {
     "fsync": (True, False, [False]),
     "clobber": (True, False, [False]),
     "overwrite": (False, True, [True]),
-    "verify": (False, True, [True]),
     "checksum": (False, True, [True]),
     "spool_dir": ("", "/tmp/x", [Path("/tmp/x"), "/tmp/x"]),
     "manifest": ("", "m.json", [Path("m.json"), "m.json"]),
@@ -209,9 +208,9 @@ DECIDING = {
 
 @given(st.fixed_dictionaries({}, optional=DECIDING))
 def test_what_a_manifest_records_read_back_is_what_was_asked_for(asked: dict[str, Any]) -> None:
-    options = Options(**asked, jobs=3, verify=True)
+    options = Options(**asked, jobs=3, checksum=True)
     told = json.loads(json.dumps(options.recorded()))
-    assert Options(**told, jobs=3, verify=True) == options
+    assert Options(**told, jobs=3, checksum=True) == options
     assert all(type(value) is OPTIONS[name].kind.stored for name, value in told.items())
 
 
@@ -238,8 +237,9 @@ def test_an_option_of_a_feature_that_is_not_here_is_refused_by_name(
     manifest = tmp_path / "out" / ".ckptconv-manifest.json"
     told = json.loads(manifest.read_text())
     manifest.write_text(json.dumps({**told, "options": {"bend": 3}}))
-    with pytest.raises(UsageError, match=r"had the option 'bend', which needs the feature absent"):
-        ckptconv.verify(tmp_path / "m.pt", tmp_path / "out")
+    for compare in of_features("COMPARING_OUTPUTS"):
+        with pytest.raises(UsageError, match=r"had the option 'bend', which needs the feature absent"):
+            compare(tmp_path / "m.pt", tmp_path / "out")
     # What tables name of such features is left out of them; a name that nobody has is a mistake.
     assert list(named_in("dtype bend jobs")) == ["dtype", "jobs"]
     with pytest.raises(KeyError):
@@ -262,27 +262,6 @@ def test_the_table_knows_the_options_of_features_by_name_alone() -> None:
                 assert isinstance(known, FeatureOption)
                 assert (known.flags, known.former, known.env) == (option.flags, option.former, option.env)
                 assert (known.kind, known.about, known.decides) == (option.kind, option.about, option.decides)
-
-
-def test_a_manifest_with_a_value_that_no_option_has_is_refused(tmp_path: Path) -> None:
-    torch.save({"w": torch.ones(3)}, tmp_path / "m.pt")
-    ckptconv.convert(tmp_path / "m.pt", tmp_path / "out", dtype=torch.float16)
-    manifest = tmp_path / "out" / ".ckptconv-manifest.json"
-    told = json.loads(manifest.read_text())
-    assert told["options"] == {"dtype": "float16"}
-    for options in ({"dtype": "int8"}, {"max_shard_size": -1}, {"tied": "x"}, {"jobs": 3}, {"structure": 1}):
-        manifest.write_text(json.dumps({**told, "options": options}))
-        with pytest.raises(UsageError, match="which is not known"):
-            ckptconv.verify(tmp_path / "m.pt", tmp_path / "out")
-
-
-@pytest.mark.parametrize("options", [{"exclude": [*map(str, range(2000)), "b"]}, {"rename": f"{'w' * 5000}=v"}])
-def test_what_no_manifest_is_believed_is_verified_with_the_options_themselves(options: Any, tmp_path: Path) -> None:
-    torch.save({"w": torch.ones(3), "b": torch.ones(3)}, tmp_path / "m.pt")
-    ckptconv.convert(tmp_path / "m.pt", tmp_path / "out", **options, fsync=False)
-    with pytest.raises(UsageError, match=r"Give the options of the conversion on the command line\."):
-        ckptconv.verify(tmp_path / "m.pt", tmp_path / "out")
-    assert ckptconv.verify(tmp_path / "m.pt", tmp_path / "out", **options).bytes_compared
 
 
 # ---------------------------------------------------------------------------------------------------- the command line
@@ -381,7 +360,7 @@ def test_the_library_makes_the_same_files(python: dict[str, Any], words: list[st
     made = contents(library)
     assert "m.json" in made
     assert made == contents(other)
-    ckptconv.verify(tmp_path / "m.pt", library / "out", manifest=library / "m.json")
+    verified(tmp_path / "m.pt", library / "out", manifest=library / "m.json")
 
 
 def test_every_path_may_be_a_file_url(tmp_path: Path) -> None:
@@ -397,7 +376,6 @@ def test_every_path_may_be_a_file_url(tmp_path: Path) -> None:
 
 CALLS: dict[str, Callable[..., Any]] = {
     "convert": lambda **options: ckptconv.convert("none.pt", "out", **options),
-    "verify": lambda **options: ckptconv.verify("none.pt", "out", **options),
     "Options": Options,
     **{name: call for calls in of_features("CALLS") for name, call in calls.items()},
 }
@@ -409,7 +387,7 @@ CALLS: dict[str, Callable[..., Any]] = {
         ("convert", "dtpe", "dtype"),
         ("convert", "no_fsync", "fsync"),
         ("convert", "progess", "progress"),
-        ("verify", "maxshardsize", "max_shard_size"),
+        ("convert", "maxshardsize", "max_shard_size"),
         ("Options", "job", "jobs"),
         *itertools.chain(*of_features("MISSPELT")),
     ],
@@ -441,7 +419,6 @@ def test_a_name_of_another_program_is_met_with_advice() -> None:
 @pytest.mark.parametrize(
     ("call", "name", "value"),
     [
-        ("verify", "dtype", 3),
         *itertools.chain(*of_features("WRONG_VALUES")),
     ],
 )
@@ -456,7 +433,7 @@ def test_every_option_of_opening_takes_words() -> None:
 
 
 def test_functions_keep_their_signatures() -> None:
-    assert next(iter(inspect.signature(ckptconv.verify).parameters)) == "source"
+    assert next(iter(inspect.signature(ckptconv.convert).parameters)) == "source"
     assert [*inspect.signature(ckptconv.convert).parameters][-len(OPTIONS) :] == list(OPTIONS)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cells import verified
 from checkpoints import ckptconv_here
 from hypothesis import given
 from hypothesis import strategies as st
@@ -65,15 +66,15 @@ def test_a_notebook_shows_what_was_found_and_done(tmp_path: Path) -> None:
     torch.save({"<w>": torch.ones(3, 4), "b": torch.ones(2000)}, tmp_path / "x.pt")
     report = ckptconv.convert(tmp_path / "x.pt", tmp_path / "x.safetensors", fsync=False)
     assert "x.safetensors" in report._repr_html_()
-    other = ckptconv.verify(tmp_path / "x.pt", tmp_path / "x.safetensors")
-    assert other._repr_html_().startswith("<table><caption>Verification</caption><tr>")
+    for other in verified(tmp_path / "x.pt", tmp_path / "x.safetensors"):
+        assert other._repr_html_().startswith("<table><caption>Verification</caption><tr>")
 
 
 def test_a_report_is_an_object_as_its_command_prints_it(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(3)}, tmp_path / "x.pt")
     report = ckptconv.convert(tmp_path / "x.pt", tmp_path / "x.safetensors", fsync=False)
-    checked = ckptconv.verify(tmp_path / "x.pt", tmp_path / "x.safetensors")
-    for command, shown in (("convert", report), ("verify", checked)):
+    reports = verified(tmp_path / "x.pt", tmp_path / "x.safetensors")
+    for command, shown in (("convert", report), *(("verify", verification) for verification in reports)):
         printed = ckptconv_here(command, tmp_path / "x.pt", tmp_path / "x.safetensors", "--json").json
         assert json.loads(shown.to_json()) == json.loads(json.dumps(shown.to_dict()))
         assert shown.to_dict().keys() <= printed.keys(), command

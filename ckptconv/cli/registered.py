@@ -16,7 +16,7 @@ GROUPS: dict[str, dict[str, str]] = {
     "Look": {
         "inspect": "ckptconv.features.inspect.command:inspect_",
         "diff": "ckptconv.features.diff.command:diff",
-        "verify": "ckptconv.cli.verify:verify_",
+        "verify": "ckptconv.features.verify.command:verify_",
         "steps": "ckptconv.features.steps.command:steps",
         "scan": "ckptconv.features.scan.command:scan",
     },

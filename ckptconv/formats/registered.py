@@ -196,7 +196,6 @@ FILES_OF_MODELS: dict[str, str] = {
 COPYING: dict[str, str] = {
     "source": "ckptconv.features.companions.deciding",
     "plan": "ckptconv.features.companions.contents",
-    "verify": "ckptconv.features.companions.comparing",
 }
 
 

@@ -11,12 +11,11 @@ from importlib import import_module
 from typing import Any, TypedDict
 
 from ckptconv.options.option import Option
-from ckptconv.options.table import OPTIONS, VERIFYING
+from ckptconv.options.table import OPTIONS
 
 # The options that each type has, and its docstring.
 TABLES = {
     "ConvertOptions": (OPTIONS, "Options of `convert`, `save_state_dict` and `VirtualFiles`."),
-    "VerifyOptions": (VERIFYING, "Options of `verify`."),
 }
 # Further types: the modules of features that have their options and docstring, as `KEYWORDS`.
 FEATURES: dict[str, str] = {
@@ -31,6 +30,7 @@ FEATURES: dict[str, str] = {
     "PatchOptions": "ckptconv.features.deltas.options",
     "RowsOptions": "ckptconv.features.rows.options",
     "ScanOptions": "ckptconv.features.scan.options",
+    "VerifyOptions": "ckptconv.features.verify.keywords",
 }
 
 

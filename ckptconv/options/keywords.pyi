@@ -63,7 +63,7 @@ CheckpointName: TypeAlias = Literal[
 
 
 class _Sharding(TypedDict, total=False):
-    """Convert, Verify, Average, Inspect, Merge, Patch, Rows."""
+    """Convert, Average, Inspect, Merge, Patch, Rows, Verify."""
 
     max_shard_size: int | str | None
     """Split the output into files of at most SIZE, such as 5GB or 2GiB. Default: 5GB for distributed checkpoints, else
@@ -71,7 +71,7 @@ class _Sharding(TypedDict, total=False):
 
 
 class _Casting(TypedDict, total=False):
-    """Convert, Verify, Average, Distributed, Load, Merge, Patch, Rows."""
+    """Convert, Average, Distributed, Load, Merge, Patch, Rows, Verify."""
 
     dtype: DTypeName | TorchDType | None
     """Cast floating-point tensors to float32, bfloat16 or float16 (or fp32, bf16, fp16); keep leaves them as they are.
@@ -79,7 +79,7 @@ class _Casting(TypedDict, total=False):
 
 
 class _Choosing(TypedDict, total=False):
-    """Convert, Verify, Average, Diff, Distributed, Inspect, Load, Merge, Open, Patch, Rows."""
+    """Convert, Average, Diff, Distributed, Inspect, Load, Merge, Open, Patch, Rows, Verify."""
 
     key: str | None
     """Take only this subtree, such as state_dict or optimizer.state; . is everything."""
@@ -89,7 +89,7 @@ class _Choosing(TypedDict, total=False):
 
 
 class _Selecting(TypedDict, total=False):
-    """Convert, Verify, Average, Diff, Distributed, Inspect, Merge, Rows."""
+    """Convert, Average, Diff, Distributed, Inspect, Merge, Rows, Verify."""
 
     include: str | list[str] | tuple[str, ...] | None
     """Take only tensors whose names match, such as 'model.*'; repeatable."""
@@ -99,7 +99,7 @@ class _Selecting(TypedDict, total=False):
 
 
 class _Renaming(TypedDict, total=False):
-    """Convert, Verify, Average, Diff, Distributed, Merge, Patch, Rows."""
+    """Convert, Average, Diff, Distributed, Merge, Patch, Rows, Verify."""
 
     strip_prefix: str | None
     """Remove PREFIX, such as model., from the beginning of names."""
@@ -112,13 +112,10 @@ class _Renaming(TypedDict, total=False):
 
 
 class _Tied(TypedDict, total=False):
-    """Convert, Verify, Average, Merge, Rows."""
+    """Convert, Average, Merge, Rows, Verify."""
 
     tied: Literal["alias", "duplicate"] | None
     """Store tied tensors once (alias), or under each of their names (duplicate). Default: alias."""
-
-    verify: bool
-    """Compare the output with the input before publishing it."""
 
     digest: Literal["sha256", "blake3"] | None
     """Compute a digest of every file and tensor, for the manifest."""
@@ -157,9 +154,12 @@ class _Tied(TypedDict, total=False):
     """Write a rule for make to FILE, with the local files that the output needs. Its target is the output file; in a
     directory, the index, or the only file of weights."""
 
+    verify: bool
+    """Compare the output with the input before publishing it."""
+
 
 class _Structure(TypedDict, total=False):
-    """Convert, Verify, Average, Merge, Open, Rows."""
+    """Convert, Average, Merge, Open, Rows, Verify."""
 
     structure: bool
     """False: Write only tensors: no structure record, and so no other values of the checkpoint."""
@@ -177,7 +177,7 @@ class _Structure(TypedDict, total=False):
 
 
 class _Naming(TypedDict, total=False):
-    """Convert, Verify, Rows."""
+    """Convert, Rows, Verify."""
 
     to: OutputName | None
     """The kind of output, where the name of OUTPUT does not say it: safetensors, pt, universal, dcp, dcp-hf,
@@ -213,7 +213,7 @@ class _ReadingStates(TypedDict, total=False):
 
 
 class _Working(TypedDict, total=False):
-    """Convert, Verify, Average, Diff, Merge, Patch, Rows."""
+    """Convert, Average, Diff, Merge, Patch, Rows, Verify."""
 
     jobs: int | str | None
     """Use N threads, or N processes for an output that is mostly computed. Default: chosen for the machine."""
@@ -223,7 +223,7 @@ class _Working(TypedDict, total=False):
 
 
 class _Publishing(TypedDict, total=False):
-    """Convert, Verify, Average, Finish, Merge, Patch, Rows."""
+    """Convert, Average, Finish, Merge, Patch, Rows, Verify."""
 
     fsync: bool
     """False: Do not wait for the disk: a power cut may lose the output."""
@@ -233,7 +233,7 @@ class _Publishing(TypedDict, total=False):
 
 
 class _Planning(TypedDict, total=False):
-    """Convert, Verify, Average, Merge, Patch, Rows."""
+    """Convert, Average, Merge, Patch, Rows, Verify."""
 
     clobber: bool
     """False: Refuse to replace an output."""
@@ -248,14 +248,14 @@ class _Planning(TypedDict, total=False):
 
 
 class _Overwriting(TypedDict, total=False):
-    """Convert, Verify, Average, Diff, Finish, Inspect, Merge, Patch, Rows."""
+    """Convert, Average, Diff, Finish, Inspect, Merge, Patch, Rows, Verify."""
 
     overwrite: bool
     """Replace files of other programs too, if they have the very names of the output's files."""
 
 
 class _Attesting(TypedDict, total=False):
-    """Convert, Verify, Average, Finish, Merge, Rows."""
+    """Convert, Average, Finish, Merge, Rows, Verify."""
 
     checksum: bool
     """Check the checksums that the input records, for all data that is read."""
@@ -265,7 +265,7 @@ class _Attesting(TypedDict, total=False):
 
 
 class _Spooling(TypedDict, total=False):
-    """Convert, Verify, Average, Diff, Distributed, Inspect, Merge, Open, Patch, Rows."""
+    """Convert, Average, Diff, Distributed, Inspect, Merge, Open, Patch, Rows, Verify."""
 
     spool_dir: str | os.PathLike[str] | None
     """Store temporary files in DIR: for pipes, compressed tensors and remote files. Default: next to OUTPUT, or
@@ -276,35 +276,35 @@ class _Spooling(TypedDict, total=False):
 
 
 class _Connecting(TypedDict, total=False):
-    """Convert, Verify, Average, Diff, Distributed, Finish, Inspect, Load, Merge, Open, Patch, Rows, Scan."""
+    """Convert, Average, Diff, Distributed, Finish, Inspect, Load, Merge, Open, Patch, Rows, Scan, Verify."""
 
     storage_options: Mapping[str, Any] | str | None
     """Settings of a store, for fsspec, such as '{"anon": true}'."""
 
 
 class _Undecoded(TypedDict, total=False):
-    """Convert, Verify, Average, Diff, Inspect, Load, Merge, Open, Patch, Rows."""
+    """Convert, Average, Diff, Inspect, Load, Merge, Open, Patch, Rows, Verify."""
 
     raw: bool
     """Convert whole modules as objects, not as their state dicts."""
 
 
 class _SingleFile(TypedDict, total=False):
-    """Convert, Verify, Diff, Load, Open, Patch, Rows."""
+    """Convert, Diff, Load, Open, Patch, Rows, Verify."""
 
     alone: bool
     """Convert INPUT alone, even if it is one file of a set, such as a rank's file or a shard."""
 
 
 class _Detecting(TypedDict, total=False):
-    """Convert, Verify, Inspect, Open, Rows."""
+    """Convert, Inspect, Open, Rows, Verify."""
 
     family: str | None
     """The required family of the input: torch, deepspeed, dcp, safetensors, or that of a plug-in."""
 
 
 class _Precision(TypedDict, total=False):
-    """Convert, Verify, Average, Diff, Distributed, Load, Merge, Open, Patch, Rows."""
+    """Convert, Average, Diff, Distributed, Load, Merge, Open, Patch, Rows, Verify."""
 
     master: bool
     """For Megatron-core: write the optimizer's fp32 master weights instead of the weights."""
@@ -314,7 +314,7 @@ class _Precision(TypedDict, total=False):
 
 
 class _Ordering(TypedDict, total=False):
-    """Convert, Verify, Diff, Distributed, Open, Rows."""
+    """Convert, Diff, Distributed, Open, Rows, Verify."""
 
     order: str | os.PathLike[str] | None
     """The order in which the optimizer numbers its parameters. FILE is a list of their names, one per line or in JSON
@@ -324,28 +324,28 @@ class _Ordering(TypedDict, total=False):
 
 
 class _Dequantizing(TypedDict, total=False):
-    """Convert, Verify, Average, Diff, Inspect, Load, Merge, Open, Rows."""
+    """Convert, Average, Diff, Inspect, Load, Merge, Open, Rows, Verify."""
 
     dequantize: bool
     """Convert quantized weights (codes, scales, zero points) to plain ones, in bfloat16 or --dtype."""
 
 
 class _Mapping(TypedDict, total=False):
-    """Convert, Verify, Average, Distributed, Inspect, Merge, Open, Rows."""
+    """Convert, Average, Distributed, Inspect, Merge, Open, Rows, Verify."""
 
     map: str | os.PathLike[str] | None
     """Give tensors the names and layouts of another program, with a built-in map (`ckptconv maps`) or a file of rules."""
 
 
 class _Measuring(TypedDict, total=False):
-    """Convert, Verify, Average, Diff, Distributed, Inspect, Merge, Open, Rows."""
+    """Convert, Average, Diff, Distributed, Inspect, Merge, Open, Rows, Verify."""
 
     size: Mapping[str, int] | str | list[str] | tuple[str, ...] | None
     """The size of an axis of the map, such as n=32, if shapes and config.json do not give it; repeatable."""
 
 
 class _FindingTheModel(TypedDict, total=False):
-    """Convert, Verify, Average, Distributed, Merge, Rows."""
+    """Convert, Average, Distributed, Merge, Rows, Verify."""
 
     model_key: str | None
     """Store the weights under KEY, such as model; . is the top of the state dict; none leaves out the weights, for use
@@ -353,7 +353,7 @@ class _FindingTheModel(TypedDict, total=False):
 
 
 class _FindingStates(TypedDict, total=False):
-    """Convert, Verify, Distributed, Rows."""
+    """Convert, Distributed, Rows, Verify."""
 
     optimizer_key: str | None
     """Store the optimizer states under KEY."""
@@ -368,7 +368,7 @@ class _FindingStates(TypedDict, total=False):
 
 
 class _Layers(TypedDict, total=False):
-    """Convert, Verify, Open, Rows."""
+    """Convert, Open, Rows, Verify."""
 
     layers: str | list[int] | tuple[int, ...] | range | None
     """Convert only these layers, such as 0-3,60, renumbered in this order, and change config.json with them."""
@@ -443,42 +443,6 @@ class ConvertOptions(
 
     optimizer: str | os.PathLike[str] | None
     """Write the optimizer states to PATH, by parameter."""
-
-
-class VerifyOptions(
-    _Sharding,
-    _Casting,
-    _Choosing,
-    _Selecting,
-    _Renaming,
-    _Tied,
-    _Structure,
-    _Naming,
-    _Working,
-    _Publishing,
-    _Planning,
-    _Overwriting,
-    _Attesting,
-    _Spooling,
-    _Connecting,
-    _Undecoded,
-    _SingleFile,
-    _Detecting,
-    _Precision,
-    _Ordering,
-    _Dequantizing,
-    _Mapping,
-    _Measuring,
-    _FindingTheModel,
-    _FindingStates,
-    _Layers,
-    total=False,
-):
-    """Options of `verify`."""
-
-    states: str | os.PathLike[str] | None
-    """The optimizer states: those that the conversion wrote there, or of a checkpoint of torch.distributed.checkpoint
-    those that went into it."""
 
 
 class AverageOptions(
@@ -756,3 +720,39 @@ class RowsOptions(
 
 class ScanOptions(_Connecting, total=False):
     """Options of `scan`."""
+
+
+class VerifyOptions(
+    _Sharding,
+    _Casting,
+    _Choosing,
+    _Selecting,
+    _Renaming,
+    _Tied,
+    _Structure,
+    _Naming,
+    _Working,
+    _Publishing,
+    _Planning,
+    _Overwriting,
+    _Attesting,
+    _Spooling,
+    _Connecting,
+    _Undecoded,
+    _SingleFile,
+    _Detecting,
+    _Precision,
+    _Ordering,
+    _Dequantizing,
+    _Mapping,
+    _Measuring,
+    _FindingTheModel,
+    _FindingStates,
+    _Layers,
+    total=False,
+):
+    """Options of `verify`."""
+
+    states: str | os.PathLike[str] | None
+    """The optimizer states: those that the conversion wrote there, or of a checkpoint of torch.distributed.checkpoint
+    those that went into it."""

@@ -30,6 +30,7 @@ FEATURES: Mapping[str, str] = {
     "depfile": "depfile",
     "companions": "copy_config",
     "attacks": "inert",
+    "verify": "verify",
 }
 # Flags of these options that are more than their names.
 FLAGS: Mapping[str, tuple[str, ...]] = {"copy_config": ("--copy-config/--no-copy-config", " /--no-extras")}

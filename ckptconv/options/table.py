@@ -173,7 +173,6 @@ class Options(Given):
         "Replace files of other programs too, if they have the very names of the output's files.",
         group=OUTPUT,
     )
-    verify: bool = _running(FLAG, "Compare the output with the input before publishing it.", common=True)
     checksum: bool = _running(FLAG, "Check the checksums that the input records, for all data that is read.")
     spool_dir: str = _running(
         PATH,
@@ -409,14 +408,5 @@ COMBINING = named_in(
     f"part manifest digest attest depfile dry_run {_REACHED}",
     {**OPTIONS, "to": TO_CHECKPOINT},
 )
-# The options of `verify`: those of a conversion that reads states.
-VERIFYING = {
-    **{name: option for name, option in OPTIONS.items() if name != "optimizer"},
-    "states": OPTIONS["states"].explained(
-        "The optimizer states: those that the conversion wrote there, or of a checkpoint of "
-        "torch.distributed.checkpoint those that went into it.",
-        former="--optimizer",
-    ),
-}
 # Which tensors to convert, and how.
 TENSORS = tuple(named_in(f"{_OF_TENSORS} {_PART}").values())

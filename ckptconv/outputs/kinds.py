@@ -45,8 +45,9 @@ class OutputKind(NamedTuple):
     on a disk: "file", one of `TREES`, which is replaced as a whole, or of `targets.DIRECTORIES`. `refused` are the
     options that such an output cannot have, {option: (message, hint)}; `idle` those that change nothing in it, {option:
     why}. `suffixes` are the ends of names that ask for it, and `to` is the value of `--to` that does; kinds that share
-    a value are distinguished by the name. `compared` is the module whose `pairs` compares it with its source: with its
-    plan, unless there is a reader that says better what differs; "" if it is not verified. `plan` is the module whose
+    a value are distinguished by the name. `compared` is the module whose `pairs` compares it with its source, for the
+    feature `verify`, or a module of that: with its plan, unless there is a reader that says better what differs; "" if
+    it is not verified. `plan` is the module whose
     `plan` plans it. `called` is the usual word for a file whose name has one of the `suffixes`. `key` is
     the key of the weights in it if the user names none. `check` raises UsageError for options that contradict it.
     `divided` returns the paths of the outputs that it consists of, below its own, with the options of each; None if it
@@ -60,7 +61,7 @@ class OutputKind(NamedTuple):
     idle: Mapping[str, str] = _NONE
     suffixes: tuple[str, ...] = ()
     to: str = ""
-    compared: str = "ckptconv.verification.paired"
+    compared: str = ".paired"
     plan: str = "ckptconv.outputs.planning"
     called: str = ""
     key: str = ""
@@ -105,7 +106,7 @@ _STATES = {
 ACCELERATE = ("pytorch_model_fsdp_0", "optimizer_0")
 
 # What compares safetensors with their source: it reads them by itself.
-_READER = "ckptconv.verification.safetensors"
+_READER = ".safetensors"
 
 # Kinds by name. The path of an output and the options decide its kind.
 _EVERY: Mapping[str, OutputKind | OfFeature] = {

@@ -1,8 +1,8 @@
 """The kernels of features: the modules that have them, and tables that find them there.
 
 A kernel of a feature is a named tuple in its folder. The module `kernels` there, which is the engine's, has entries for
-it in `JOINING` or `TILING`, as `kernels` and `tile_kernels` here have for the trunk's own. The module `arithmetic` has
-the same, written independently, in `JOINED` or `TILES`, as `verification.arithmetic` has.
+it in `JOINING` or `TILING`, as `kernels` and `tile_kernels` here have for the trunk's own. The module `with_verify` has
+the same, written independently, in `JOINED` or `TILES`, for the feature `verify`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,6 @@ class Home(NamedTuple):
         """The module that carries them out."""
         return f"{self.folder}.kernels"
 
-    @property
-    def evaluator(self) -> str:
-        """The module that they are compared with."""
-        return f"{self.folder}.arithmetic"
-
 
 HOMES: tuple[Home, ...] = (
     Home(("sum",), "ckptconv.features.sums"),
@@ -41,17 +36,17 @@ HOMES: tuple[Home, ...] = (
 
 
 class ByKernel(dict[type[Any], T], Generic[T]):
-    """A table of the trunk by kernel. An entry for a feature's kernel is looked up, when it is asked for, in the
-    feature's table of the same name."""
+    """A table by kernel. An entry for a feature's kernel is looked up, when it is asked for, in the table of the same
+    name that the feature has in its module `within`."""
 
-    def __init__(self, called: str, entries: Mapping[type[Any], T], *, evaluating: bool = False) -> None:
+    def __init__(self, called: str, entries: Mapping[type[Any], T], *, within: str = "kernels") -> None:
         super().__init__(entries)
-        self._called, self._evaluating = called, evaluating
+        self._called, self._within = called, within
 
     def __missing__(self, kernel: type[Any]) -> T:
         for home in HOMES:
             if home.folder == kernel.__module__.rpartition(".")[0]:
-                module = import_module(home.evaluator if self._evaluating else home.engine)
+                module = import_module(f"{home.folder}.{self._within}")
                 entry: T = getattr(module, self._called, {})[kernel]
                 return self.setdefault(kernel, entry)
         raise KeyError(kernel)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cells import of_features
+from cells import of_features, verified_here
 from checkpoints import ckptconv_here, done
 
 from ckptconv.options.table import OPTIONS
@@ -59,11 +59,9 @@ REFUSED: list[tuple[str, int, str]] = [
     ("convert model.pt x --to dpc", 2, "Did you mean dcp?" if "dcp" in NAMED else "it may be"),
     ("convert", 2, "Usage: ckptconv convert [OPTIONS] INPUT... [OUTPUT]. See"),
     ("convert model.pt x --digest md5", 2, "--digest is 'md5'; it may be sha256 or blake3."),
-    ("verify a b c", 2, "Too many arguments: c.;Usage: ckptconv verify [OPTIONS] SOURCE [OUTPUT]"),
     ("convert circle", 1, "too many levels of symbolic links"),
     ("convert none.pt", 2, "none.pt does not exist"),
     ("convert MODEL.PT x", 2, "MODEL.PT does not exist;Did you mean model.pt?"),
-    ("verify model.pt notes/notes.txt", 2, "is not an output;ckptconv diff compares any two."),
     ("convert empty", 2, "but not a known checkpoint;It is empty."),
     ("convert notes", 2, "It holds notes.txt"),
     # Files beside the output
@@ -96,11 +94,11 @@ REFUSED: list[tuple[str, int, str]] = [
     ),
     # The command itself
     ("pt2safetensors --max_shard_siz 1 model.pt", 2, "Did you mean --max-shard-size?"),
-    ("transform model.pt", 2, "Its commands are convert, pt2safetensors, ;verify"),
+    ("transform model.pt", 2, "Its commands are convert, pt2safetensors, "),
     ("--json", 2, "no option --json of ckptconv itself;ckptconv COMMAND --json"),
     ("-q inspect model.pt", 2, "no option -q of ckptconv itself;ckptconv COMMAND -q"),
     (
-        "--max_shard_size 1GB verify",
+        "--max_shard_size 1GB convert",
         2,
         "no option --max-shard-size of ckptconv itself;ckptconv COMMAND --max-shard-size",
     ),
@@ -110,18 +108,14 @@ REFUSED: list[tuple[str, int, str]] = [
         (name, 2, f"{name} is not a command;ckptconv convert {name} converts it; ckptconv inspect {name} shows")
         for name in ("model.pt", "finished", "verify_")
     ),
-    ("verity", 2, "Did you mean ckptconv verify?"),
     (
         "pt2safetensors a.pt out b.pt 'c d.pt'",
         2,
         "Too many arguments: b.pt c d.pt.;Quote names with blanks",
     ),
-    *(
-        (f"{command} '' out.safetensors", 2, "The input's name is empty.;not set?")
-        for command in ("pt2safetensors", "verify")
-    ),
+    ("pt2safetensors '' out.safetensors", 2, "The input's name is empty.;not set?"),
     ("--versoin", 2, "Did you mean --version?"),
-    ("verify --jsn model.pt", 2, "Did you mean --json?"),
+    ("convert --jsn model.pt", 2, "Did you mean --json?"),
     (
         "pt2safetensors model.pt --max-shard-size",
         2,
@@ -181,7 +175,7 @@ def test_parts_are_not_finished_where_the_manifest_cannot_be_written() -> None:
 # ------------------------------------------------------------------------------------------------ the command itself
 
 COMMANDS = [
-    *["convert", "pt2safetensors", "verify"],
+    *["convert", "pt2safetensors"],
     *itertools.chain(*of_features("COMMANDS")),
 ]
 
@@ -208,12 +202,4 @@ def test_dtypes_are_taken_as_people_say_them() -> None:
         for dtype in (short, long):
             done(ckptconv_here("pt2safetensors", "--dtype", dtype, "model.pt", f"{dtype}.safetensors"))
         assert Path(f"{short}.safetensors").read_bytes() == Path(f"{long}.safetensors").read_bytes()
-        done(ckptconv_here("verify", "--dtype", short, "model.pt", f"{long}.safetensors"))
-
-
-@pytest.mark.skipif("pt" not in NAMED, reason="no feature writes .pt files")
-def test_two_pt_files_are_verified_as_any_source_and_output() -> None:
-    torch.save({"w": torch.ones(3)}, "other.pt")
-    done(ckptconv_here("verify", "model.pt", "other.pt"))
-    torch.save({"w": torch.zeros(3)}, "other.pt")
-    ckptconv_here("verify", "model.pt", "other.pt").refused(1, "other.pt", "'w'")
+        verified_here("--dtype", short, "model.pt", f"{long}.safetensors")

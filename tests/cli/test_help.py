@@ -60,7 +60,6 @@ def test_a_command_tells_its_own_defaults_and_no_others() -> None:
     for command, dtype, size in (
         ("pt2safetensors", "keep", "files as the input has them"),
         *itertools.chain(*of_features("DEFAULTS")),
-        ("verify", "from the manifest", "from the manifest"),
     ):
         told = help_of(command, "--help")
         assert f"keep leaves them as they are. [default: {dtype}]" in told, command
@@ -165,7 +164,6 @@ MEANT = {
     "upload": "convert INPUT hf://organization/model",
     "half": "convert --dtype bf16",
     "merge-tp": "convert",
-    "check": "verify",
     **{word: meant for words in of_features("MEANT") for word, meant in words.items()},
 }
 
@@ -226,7 +224,6 @@ def test_options_of_other_programs_are_said_what_they_are_here() -> None:
         "--save-format": "It is --to KIND.",
     }.items():
         ckptconv_here("convert", "x.pt", option, "1").refused(2, f"There is no option {option}.", said)
-    ckptconv_here("verify", "x", "y", "--no-fsync").refused(2, "convert has --no-fsync")
     # Nothing is said of an option that the command has not.
     if "part" in OPTIONS:
         assert "--dtype" not in ckptconv_here("finish", "x.pt", "--bf16").refused(2, "no option --bf16")
@@ -240,7 +237,6 @@ def test_the_example_of_a_short_help_is_of_its_own_command() -> None:
         if not told.commands:
             shown = ckptconv_here(*path.split()[1:], "-h").out
             assert f"Example:\n  {path} " in shown, path
-    assert "Write a model" not in ckptconv_here("verify", "-h").out
     assert "keep|drop" in ckptconv_here("convert", "--help").out
 
 
@@ -371,7 +367,7 @@ def test_colours_on_a_real_terminal() -> None:
 def test_colours_where_they_are_demanded(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = {
         word: ckptconv_here(*word.split()).out
-        for word in (*(f"{command} model.pt" for command in looking()), "verify --help")
+        for word in (*(f"{command} model.pt" for command in looking()), "convert --help")
     }
     assert not [text for text in plain.values() if "\x1b" in text]
     monkeypatch.setenv("FORCE_COLOR", "1")
@@ -380,4 +376,4 @@ def test_colours_where_they_are_demanded(monkeypatch: pytest.MonkeyPatch) -> Non
         assert "\x1b[1m" in styled
         assert "".join(part.partition("m")[2] if n else part for n, part in enumerate(styled.split("\x1b"))) == text
     monkeypatch.setenv("NO_COLOR", "1")
-    assert "\x1b" not in ckptconv_here("verify", "--help").out
+    assert "\x1b" not in ckptconv_here("convert", "--help").out

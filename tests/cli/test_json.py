@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from attacks.corpus import CASES
-from cells import of_features
+from cells import VERIFY, of_features, verifying
 from checkpoints import COMMAND, Run, ckptconv_here, done
 from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
@@ -62,9 +62,8 @@ WAYS: dict[str, list[list[Any]]] = {
     "pt2safetensors": [
         ["model.pt"],
         ["model.pt", "--dry-run"],
-        ["model.pt", "--verify", "--checksum", "--key", "model"],
+        ["model.pt", *VERIFY, "--checksum", "--key", "model"],
     ],
-    "verify": [["model.pt", "model.safetensors", *READ_BACK]],
 }
 
 
@@ -155,7 +154,6 @@ def broken() -> None:
     torch.save({"w": torch.zeros(3)}, "other.pt")
 
 
-SOURCES = ["pt2safetensors", "verify"]
 INPUTS = {"cut.pt": (4, "corrupt"), "plain.pt": (5, "unsupported"), "no.pt": (2, "usage")}
 if has_feature("attacks"):
     INPUTS["attack.pt"] = 3, "unsafe"
@@ -163,7 +161,7 @@ if has_feature("attacks"):
 
 def test_what_a_command_prints_of_a_bad_input_is_of_the_schema_of_errors() -> None:
     broken()
-    readers = {name: (True, name == "pt2safetensors") for name in SOURCES}
+    readers = {"pt2safetensors": (True, True)}
     for more in of_features("READERS"):
         readers |= more
     for command, (writes, reads_first) in readers.items():
@@ -211,6 +209,7 @@ def test_a_failure_and_a_limit() -> None:
     assert (run.code, check(run, "error")["error"]["kind"]) == (4, "limit")
 
 
+@verifying
 def test_a_difference_says_where_it_is() -> None:
     broken()
     assert ckptconv_here("pt2safetensors", "model.pt").code == 0

@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 import torch
-from cells import looking
+from cells import VERIFY, looking
 from checkpoints import ZERO, ckptconv, ckptconv_forked, ckptconv_here, done
 from effort import TIMES
 from processes import PROGRAM, Process, failing, prepared, shown_on
@@ -292,8 +292,6 @@ OTHERS = "tensors.kernels tensors.computing"
 # What takes an opened checkpoint longer to import than to read its header, and what only pickles need.
 SLOW = {"dataclasses", "inspect", "signal", "queue", "hashlib", "difflib", "tempfile", "subprocess", "random", "numpy"}
 OF_PICKLES = {"ckptconv.pickles.machine", "ckptconv.pickles.vocabulary"}
-# Rooms that a conversion, and a checkpoint that is opened, have no use for.
-BESIDE = {"verification"}
 # Files are shown to what tells that they are one of many, and to what copies the small files beside them.
 _ASKED = [*(kind.module for kind in LONE), *COPYING.values()]
 _PLACES = [module.removeprefix("ckptconv.") for module in _ASKED]
@@ -316,7 +314,7 @@ def test_a_file_imports_the_rooms_on_its_way_and_no_format_but_its_own(tmp_path:
         assert code == 0, err
         of_opening = set(json.loads(err))
         (of_conversion,) = imported(["convert", tmp_path / name, tmp_path / output])
-        for found, needless in ((of_opening, BESIDE | ABOVE), (of_conversion, BESIDE)):
+        for found, needless in ((of_opening, ABOVE), (of_conversion, set())):
             modules = {module.removeprefix("ckptconv.") for module in found if module.startswith("ckptconv.")}
             assert not {module.partition(".")[0] for module in modules} & needless, name
             assert {module for module in modules if module.startswith("features")} <= OF_ONE, name
@@ -658,13 +656,14 @@ def test_a_terminal_that_cannot_have_a_bar_gets_lines(small: Path, tmp_path: Pat
 
 
 def test_a_bar_has_room_for_figures_at_every_width(small: Path, tmp_path: Path) -> None:
-    arguments = ["pt2safetensors", small, tmp_path / "out", "--max-shard-size", "12MB", "--verify"]
+    arguments = ["pt2safetensors", small, tmp_path / "out", "--max-shard-size", "12MB", *VERIFY]
     for columns in (48, 60, 71, 72, 200):
         code, _, shown = on_a_terminal(EAGER, *arguments, size=(24, columns))
         assert code == 0, columns
         drawn = [line for line in shown.split("\r") if "%|" in line]
         assert all(len(line.rstrip()) < columns and line.rstrip().endswith("B/s]") for line in drawn), columns
-        assert ("model-00002-of-00003" in shown) == ("verifying" in shown) == (columns >= 72), columns
+        assert ("model-00002-of-00003" in shown) == (columns >= 72), columns
+        assert ("verifying" in shown) == (columns >= 72 and bool(VERIFY)), columns
 
 
 def test_on_a_terminal_quiet_is_quiet_too(small: Path, tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from cells import verified
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from ckptconv import convert, verify
+from ckptconv import convert
 from ckptconv.storage import files as storage
 from ckptconv.storage.coalesce import BLOCK, NEAR, are_near, blocks
 from ckptconv.tensors.moves import Runs
@@ -64,6 +65,6 @@ def test_single_bytes_take_few_reads(
     convert(tmp_path / "model.pt", tmp_path / "model.safetensors")
     assert len(reads) < min(few)
     reads.clear()
-    verify(tmp_path / "model.pt", tmp_path / "model.safetensors")
+    verified(tmp_path / "model.pt", tmp_path / "model.safetensors")
     assert len(reads) < min(few)
     assert torch.equal(load_file(tmp_path / "model.safetensors")["w"], tensor)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cells import loaded, looking, of_features, offered, opened
+from cells import VERIFY, loaded, looking, of_features, offered, opened, verified, verified_here
 from checkpoints import ckptconv_here, contents, done
 from effort import every
 from lone_files import STATE, Make, W, making
@@ -65,8 +65,7 @@ def test_it_is_converted_if_it_is_asked_for_alone(family: str, tmp_path: Path) -
     run = ckptconv_here("convert", path, tmp_path / "o", "--alone", "--opaque", "drop", "--no-fsync", "--json")
     assert run.code == 0, run.err
     assert any("It was converted alone." in note for note in run.json["notes"])
-    done = ckptconv_here("verify", path, tmp_path / "o")  # the manifest says how it was made
-    assert done.code == 0, done.err
+    verified_here(path, tmp_path / "o")  # the manifest says how it was made
     # The way back needs no further word, in one file or several.
     for output in (tmp_path / "o", tmp_path / "o.safetensors"):
         if output.suffix:
@@ -120,10 +119,10 @@ def test_a_directory_with_one_of_them_lacks_the_others(family: str, tmp_path: Pa
 
 def test_a_shard_becomes_a_shard_of_the_same_number(tmp_path: Path) -> None:
     path = PARTS["a shard"][0](tmp_path)
-    for run in (("pt2safetensors", path, "--verify"), ("verify", path, tmp_path / "model-00001-of-00003.safetensors")):
-        done = ckptconv_here(*run, "--json")
-        assert done.code == 0, done.err
-        assert any("is one file of a sharded set" in each for each in done.json["warnings"])
+    run = done(ckptconv_here("pt2safetensors", path, *VERIFY, "--json"))
+    reports = verified(path, tmp_path / "model-00001-of-00003.safetensors")
+    for warnings in (run.json["warnings"], *(verification.warnings for verification in reports)):
+        assert any("is one file of a sharded set" in warning for warning in warnings)
     assert load_file(tmp_path / "model-00001-of-00003.safetensors").keys() == STATE.keys()
 
 
@@ -150,7 +149,6 @@ def test_no_way_takes_it_for_a_model(tmp_path: Path) -> None:
             offer(path)
     for command in (
         *itertools.chain(*(words(path, tmp_path) for words in of_features("refused_alone"))),
-        ("verify", path, other),
         *([("safetensors2pt", path, tmp_path / "x.pt")] if "safetensors2pt" in COMMANDS else []),
         *([("convert", other, tmp_path / "o.safetensors", "--like", path)] if "like" in OPTIONS else []),
         *(("convert", path, f"--{name}", tmp_path / "further") for name in FURTHER if name != "optimizer"),

@@ -17,7 +17,6 @@ import ckptconv
 # {call: what it does with a value}. Each takes one in the place of a path.
 PATHS: dict[str, Callable[[Any], object]] = {
     "convert": lambda value: ckptconv.convert(value, "out"),
-    "verify": lambda value: ckptconv.verify(value, "model.pt"),
     **{name: call for calls in of_features("PATHS") for name, call in calls.items()},
 }
 # {what is no path: how the message shows it}

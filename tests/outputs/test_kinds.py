@@ -65,7 +65,6 @@ MATRIX = {
     "for_hub": Row("hhrr", {"for_hub": True}, source="nested"),
     "exclude_frozen_parameters": Row("hhss", {"exclude_frozen_parameters": True}, source="zero"),
     "clobber": Row("hhhh", {"clobber": False}),
-    "verify": Row("hhhh", {"verify": True}),
     "checksum": Row("hhhh", {"checksum": True}),
     "manifest": Row("hhhh", {"manifest": "manifest.json"}),
     "digest": Row("hhhh", {"digest": "sha256"}, (("manifest", "manifest.json"),)),

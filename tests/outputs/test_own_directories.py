@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from cells import VERIFIED, verified, verify, verifying
 from effort import every
 
 import ckptconv
@@ -79,15 +80,16 @@ def test_a_kind_of_a_feature_is_such_a_directory_unless_a_suffix_or_an_option_as
 
 def test_it_is_written_written_again_and_compared_with_its_plan(tmp_path: Path) -> None:
     for _ in range(2):
-        report = convert(tmp_path, verify=True)
+        report = convert(tmp_path, **VERIFIED)
         assert report.aliases == {"tied": "a"}
         names = {path.name for path in (tmp_path / "out").iterdir()}
         assert names == {"a.raw", "turned.raw", "empty.raw", INDEX, MANIFEST}
     assert (tmp_path / "out" / "turned.raw").read_bytes() == STATE["turned"].contiguous().numpy().tobytes()
-    verification = ckptconv.verify(tmp_path / "x.pt", tmp_path / "out")
-    assert (verification.tensors, verification.aliases) == (3, {"tied": "a"})
+    for verification in verified(tmp_path / "x.pt", tmp_path / "out"):
+        assert (verification.tensors, verification.aliases) == (3, {"tied": "a"})
 
 
+@verifying
 @every("fault", ["element", "index", "missing", "more", "manifest"])
 def test_verify_finds_a_fault(fault: str, tmp_path: Path) -> None:
     convert(tmp_path / fault)
@@ -104,7 +106,7 @@ def test_verify_finds_a_fault(fault: str, tmp_path: Path) -> None:
     else:
         (out / MANIFEST).write_text((out / MANIFEST).read_text().replace('"tied"', '"tidy"'))
     with pytest.raises(DifferenceError):
-        ckptconv.verify(tmp_path / fault / "x.pt", out)
+        verify(tmp_path / fault / "x.pt", out)
 
 
 def test_its_own_check_refuses_options(tmp_path: Path) -> None:

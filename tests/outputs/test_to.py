@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cells import VERIFY, of_features, verified_here
 from checkpoints import assert_same, ckptconv_here, contents, done
 from safetensors.torch import load_file, save_file
 
@@ -26,10 +27,10 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_name_that_says_nothing_takes_any_kind_and_verify_knows_it_again() -> None:
     for to in NAMED:
-        done(ckptconv_here("convert", "m.safetensors", f"of-{to}", "--to", to, "--verify"))
-        done(ckptconv_here("verify", "m.safetensors", f"of-{to}", "--to", to))
+        done(ckptconv_here("convert", "m.safetensors", f"of-{to}", "--to", to, *VERIFY))
+        verified_here("m.safetensors", f"of-{to}", "--to", to)
         if to != "pt":  # one file has no manifest
-            done(ckptconv_here("verify", "m.safetensors", f"of-{to}"))
+            verified_here("m.safetensors", f"of-{to}")
     assert_same(load_file("of-safetensors/model.safetensors"), WEIGHTS)
 
 
@@ -48,7 +49,7 @@ def test_a_name_of_another_kind_is_refused_and_nothing_is_written() -> None:
         for kind, other in KINDS.items():
             for ending in other.suffixes if kind not in NAMED[to] else ():
                 if ending != ".ckpt" or to not in kinds.CHECKPOINTS:  # directories of Lightning end so
-                    calls = [ckptconv.convert, *([] if to in kinds.CHECKPOINTS else [ckptconv.verify])]
+                    calls = [ckptconv.convert, *([] if to in kinds.CHECKPOINTS else of_features("COMPARING_OUTPUTS"))]
                     for call in calls:
                         with pytest.raises(UsageError, match=f"x{ending} (ends in|is the name of a file)"):
                             call("m.safetensors", f"x{ending}", to=to)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cells import of_features
+from cells import of_features, verify, verifying
 from computed import NAMES, sources
 
 import ckptconv
@@ -51,19 +51,20 @@ def _changed(value: Any) -> Any:
 
 def _is_refused(source: Path, output: Path) -> bool:
     try:
-        ckptconv.verify(source, output)
+        verify(source, output)
     except CkptconvError:
         return True
     return False
 
 
+@verifying
 def test_what_a_manifest_says_of_each_of_them_is_checked(here: Path) -> None:
     assert WAYS.keys() == COMPUTED.keys()
     records = {}
     for name, (make, source) in WAYS.items():
         out = here / f"out-{name}"
         make(here, source, out)
-        assert ckptconv.verify(here / source, out).tensors == len(NAMES) * (2 if name == "quantize" else 1), name
+        assert verify(here / source, out).tensors == len(NAMES) * (2 if name == "quantize" else 1), name
         told = json.loads((out / MANIFEST).read_text())
         records[name] = {member: told[member] for member in COMPUTED[name].members if member in told}
         assert records[name], name
@@ -78,7 +79,7 @@ def test_what_a_manifest_says_of_each_of_them_is_checked(here: Path) -> None:
         for what, changed in wrong.items():
             path.write_text(json.dumps(changed))
             if what == "like":  # where it lay decides nothing once it is named
-                assert ckptconv.verify(here / source, here / f"out-{name}", like=here / "b").tensors
+                assert verify(here / source, here / f"out-{name}", like=here / "b").tensors
                 continue
             assert _is_refused(here / source, here / f"out-{name}"), f"{name}: {what}"
         path.write_text(json.dumps(told))

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cells import VERIFIED, verified
 from computed import JOBS, SOME, sources
 from processes import before_call, contents, failing, in_child
 from stores import SOURCES, Place
 
 import ckptconv
-from ckptconv import verify
 from ckptconv.errors import FailedError
 from ckptconv.options.table import OPTIONS
 
@@ -100,7 +100,7 @@ def test_parts_make_the_whole_and_the_manifest_tells_verify_all(
         told = json.loads((out / MANIFEST).read_text())
         assert told.get("quantized") == ({ways[job]: 4} if job in ways else None), job
         assert ("average" in told, "adapters" in told) == ("average" in job, job in ("dora", "merge-mxfp8")), job
-        assert verify(here / source, out).bytes_compared, job
+        assert all(verification.bytes_compared for verification in verified(here / source, out)), job
 
 
 @pytest.mark.parametrize("kind", SOURCES)
@@ -113,7 +113,7 @@ def test_sources_and_output_may_be_on_a_store(
     for job in SOME:
         make, source = JOBS[job]
         output = there.at(f"{job}-out") if there.writable else Place(str(tmp_path / job), {})
-        make(there.url, source, output.url, storage_options=there.options, verify=True, **SHARDS)
+        make(there.url, source, output.url, storage_options=there.options, **VERIFIED, **SHARDS)
         made = output.contents() if there.writable else contents(tmp_path / job)
         shards = {name: data for name, data in whole[job].items() if name.endswith((".safetensors", ".index.json"))}
         assert {name: made[name] for name in shards} == shards, job

@@ -15,13 +15,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from cells import trained
+from cells import trained, verified, verify, verifying
 from checkpoints import ZERO, ckptconv_here, seven_shards
 from digested import mixed_model, sha256, with_wrong_digests, written
 from stores import PLACES
 
 import ckptconv
-from ckptconv import convert, verify
+from ckptconv import convert
 from ckptconv.errors import DifferenceError, FailedError, UsageError
 from ckptconv.options.table import OPTIONS
 from ckptconv.outputs.kinds import NAMED
@@ -97,7 +97,7 @@ def test_every_file_and_tensor_has_the_digest_of_its_bytes(shards: Path, mixed: 
         out = tmp_path / str(number)
         convert(source, out, digest="sha256", **options)
         assert_digested((out / MANIFEST).read_text(), written(out))
-        verify(source, out)
+        verified(source, out)
 
 
 def test_a_single_file_has_them_in_its_manifest(mixed: Path, tmp_path: Path) -> None:
@@ -106,8 +106,8 @@ def test_a_single_file_has_them_in_its_manifest(mixed: Path, tmp_path: Path) -> 
     assert_digested((tmp_path / "out.json").read_text(), {out.name: out.read_bytes()})
     convert(out, back, digest="sha256", manifest=tmp_path / "back.json")
     assert_digested((tmp_path / "back.json").read_text(), {back.name: back.read_bytes()})
-    verify(mixed, out, manifest=tmp_path / "out.json")
-    verify(out, back, manifest=tmp_path / "back.json")
+    verified(mixed, out, manifest=tmp_path / "out.json")
+    verified(out, back, manifest=tmp_path / "back.json")
 
 
 def test_optimizer_states_have_them(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_what_is_sent_to_a_store_is_digested_on_its_way(kind: str, shards: Path,
             ckptconv.finish(place.url, **known)
         files = place.contents()
         assert_digested(files.pop(MANIFEST), files)
-        verify(source, place.url, **known)
+        verified(source, place.url, **known)
 
 
 def test_a_conversion_that_fails_leaves_no_thread(mixed: Path, tmp_path: Path) -> None:
@@ -179,6 +179,7 @@ def test_a_conversion_that_fails_leaves_no_thread(mixed: Path, tmp_path: Path) -
 # -------------------------------------------------------------------------------------------------------- verifying
 
 
+@verifying
 def test_verify_finds_a_byte_that_only_a_digest_tells(shards: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     convert(shards, out, max_shard_size=SHARD, digest="sha256")
@@ -190,6 +191,7 @@ def test_verify_finds_a_byte_that_only_a_digest_tells(shards: Path, tmp_path: Pa
         verify(shards, out)
 
 
+@verifying
 def test_verify_finds_a_digest_that_is_not_so(mixed: Path, tmp_path: Path) -> None:
     convert(mixed, tmp_path / "m.safetensors", structure=False)
     convert(mixed, tmp_path / "out", digest="sha256")
@@ -218,6 +220,7 @@ UNSOUND: list[Callable[[dict[str, Any], dict[str, Any]], object]] = [
 ]
 
 
+@verifying
 def test_digests_that_nothing_writes_are_refused(mixed: Path, tmp_path: Path) -> None:
     convert(mixed, tmp_path / "out", digest="sha256")
     sound = (tmp_path / "out" / MANIFEST).read_text()
@@ -262,7 +265,7 @@ def test_the_package_blake3_gives_the_digests(mixed: Path, tmp_path: Path, monke
         "file": hashlib.blake2s(data).hexdigest(),
         "tensors": {name: hashlib.blake2s(each).hexdigest() for name, each in of_safetensors(data).items()},
     }
-    verify(mixed, tmp_path / "out")
+    verified(mixed, tmp_path / "out")
 
 
 def test_digests_that_would_be_kept_nowhere_are_refused(mixed: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from cells import verified_here
 from checkpoints import Run, ckptconv_here, done
 from processes import AT_SHARD, contents, dying
 from safetensors.torch import load_file
@@ -91,7 +92,7 @@ def test_after_a_kill_files_that_are_like_a_reference_are_taken_over(model: Path
     run = ckptconv_here("pt2safetensors", model, tmp_path / "out", *like, "--json")
     assert (run.code, run.json["reused"]) == (0, 3)
     assert is_model(tmp_path / "out")
-    assert ckptconv_here("verify", model, tmp_path / "out").code == 0
+    verified_here(model, tmp_path / "out")
 
 
 def test_a_signal_keeps_what_is_finished_and_says_where(model: Path, tmp_path: Path) -> None:

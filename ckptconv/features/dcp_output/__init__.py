@@ -3,7 +3,7 @@
 In: a `Source`, with the optimizer's states of another one, which `states` finds. `contents` makes its state dict and
 plans the files, with `describing` their description; `optimizer` arranges the states, and `layout` and `imitating` cut
 the files like those of another checkpoint. Out: an output. `kind`, `shards_kind` and `accelerate_kind` have the entries
-of such outputs in the trunk's tables, `output` and `accelerate` plan them, and `comparing` compares them with their
+of such outputs in the trunk's tables, `output` and `accelerate` plan them, and `with_verify` compares them with their
 source. `safetensors2dcp` is the command.
 """
 

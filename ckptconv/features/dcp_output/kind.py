@@ -55,7 +55,7 @@ KIND = OutputKind(
     {**OF_UNIVERSAL, **OF_WEIGHTS, **OF_MODELS, **OF_CODES},
     {"copy_config": f"copies nothing: from_pretrained reads no {CALLED.removeprefix('a ')}"},
     to="dcp",
-    compared="ckptconv.features.dcp_output.comparing",
+    compared="ckptconv.features.dcp_output.with_verify",
     plan="ckptconv.features.dcp_output.output",
     called=CALLED,
     check=check,

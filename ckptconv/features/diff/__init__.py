@@ -10,4 +10,4 @@ from __future__ import annotations
 
 PAGES = ("diff.md",)
 # Features that this one builds on: without them, it is gone too.
-NEEDS = ("reporting",)
+NEEDS = ("pairs", "reporting")

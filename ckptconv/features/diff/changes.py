@@ -25,9 +25,9 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from ckptconv.features.pairs.elements import differing
 from ckptconv.features.reporting.statistics import HALVES, root, sum_of_squares
 from ckptconv.tensors import kernels
-from ckptconv.tensors.compare import differing
 from ckptconv.tensors.dtypes import DTYPES, DType, can_cast
 from ckptconv.tensors.float_formats import numpy_module
 from ckptconv.tensors.moves import Cast
@@ -313,6 +313,12 @@ def _numbers(data: memoryview, dtype: DType, code: str) -> Array:
     values = np.frombuffer(data, f"<f{DTYPES[half].itemsize}")
     halves: Array = values.astype(code, copy=False).reshape(-1, 2 if dtype.kind == "c" else 1)
     return halves
+
+
+def value(dtype: DType, bits: bytes) -> float:
+    """Return the value of one element of a floating dtype."""
+    with numpy_module().errstate(invalid="ignore"):  # signalling NaNs
+        return float(_numbers(memoryview(bits), dtype, "f8")[0, 0])
 
 
 def _finite_squares(numbers: Array) -> Fraction:

@@ -18,7 +18,9 @@ from ckptconv.engine.execute import in_processes
 from ckptconv.engine.tasks import ALIGNMENT, Piece, Window
 from ckptconv.engine.threads import in_threads
 from ckptconv.engine.worker import Worker
-from ckptconv.features.diff.changes import Change, Measured, Squares, Tolerance, compared, squares_of, widened
+from ckptconv.features.diff.changes import Change, Measured, Squares, Tolerance, compared, squares_of, value, widened
+from ckptconv.features.pairs.elements import place_of, shown
+from ckptconv.features.pairs.runs import Run, runs
 from ckptconv.options.table import Options
 from ckptconv.plan import Data
 from ckptconv.process import is_forkable, settled
@@ -26,12 +28,9 @@ from ckptconv.storage.files import Readers, is_far
 from ckptconv.storage.progress import Progress
 from ckptconv.storage.reading import Sources
 from ckptconv.storage.stores import reached
-from ckptconv.tensors.compare import place_of
 from ckptconv.tensors.dtypes import DType
 from ckptconv.tensors.float_formats import numpy_module
 from ckptconv.tensors.lazy import LazyTensor, packed
-from ckptconv.verification.arithmetic import shown
-from ckptconv.verification.runs import Run, runs
 
 # Bytes of both sides together that are compared at a time: the most, and the fewest, if memory is small, that are worth
 # a thread of its own. A thread has up to four times that in buffers.
@@ -77,9 +76,9 @@ class Pair:
             return None
         place, values = None, ("", "")
         if self.first is not None:
-            number, *bits = self.first
-            place = place_of(number, self.one.shape)
-            values = (shown(self.one.dtype, bits[0]), shown(self.other.dtype, bits[1]))
+            index, *bits = self.first
+            place = place_of(index, self.one.shape)
+            values = (shown(self.one.dtype, bits[0], value), shown(self.other.dtype, bits[1], value))
         return self.found.change(place, values, numbers=bool(widened(*self.dtypes)))
 
 

@@ -1,6 +1,6 @@
 """The kernels `LowRank` and `Magnitude`: their tiles, and the tensors that they take.
 
-The arithmetic is in `low_rank`; the independent arithmetic of verification is in `arithmetic`.
+The arithmetic is in `low_rank`; the independent arithmetic of verification is in `with_verify`.
 """
 
 from __future__ import annotations

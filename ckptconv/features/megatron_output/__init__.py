@@ -4,7 +4,7 @@ In: a `Source` whose weights have Megatron-core's names, as a map gives them. `s
 chunks under which Megatron-core stores them, `arguments` derives the arguments of a training from a configuration,
 `states` arranges an optimizer's states and `groups` its groups of parameters, `imitating` reads the form of the step
 that `--like` names, `output` plans the files, and `taking` asks for what these need of a source.
-`kind` and `te_kind` have the entries in the table of kinds, and `comparing` compares a step with its source.
+`kind` and `te_kind` have the entries in the table of kinds, and `with_verify` compares a step with its source.
 """
 
 from __future__ import annotations

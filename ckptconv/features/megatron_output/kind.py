@@ -47,7 +47,7 @@ KIND = DCP._replace(
         "tied": "has no effect on a step of Megatron-core, which stores tied embeddings once",
     },
     to="megatron",
-    compared="ckptconv.features.megatron_output.comparing",
+    compared="ckptconv.features.megatron_output.with_verify",
     plan="ckptconv.features.megatron_output.output",
     called="a step of Megatron-core",
     check=check_states,

@@ -14,6 +14,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from ckptconv.engine.worker import Worker
+from ckptconv.features.pairs.elements import place_of
+from ckptconv.features.pairs.runs import Run, runs
 from ckptconv.features.quantized.computing import Dequantize, Quantize
 from ckptconv.features.quantized.making import tiles_of
 from ckptconv.features.quantized.quantize import fits
@@ -22,14 +24,12 @@ from ckptconv.options.table import Options
 from ckptconv.plan import Data
 from ckptconv.storage.files import Readers
 from ckptconv.tensors import kernels
-from ckptconv.tensors.compare import place_of
 from ckptconv.tensors.computing import Axis, Tiled
 from ckptconv.tensors.dtypes import DTYPES, SUMMED, DType
 from ckptconv.tensors.float_formats import numpy_module
 from ckptconv.tensors.lazy import Concat, Convert, Inline, LazyTensor, Narrow, Picked, Tagged, View, Zeros, packed
 from ckptconv.tensors.moves import Cast
 from ckptconv.tensors.slices import Span, sliced
-from ckptconv.verification.runs import Run, runs
 
 if TYPE_CHECKING:
     from ckptconv.tensors.float_formats import Array

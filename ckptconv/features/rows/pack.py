@@ -12,7 +12,6 @@ from ckptconv.errors import UNWRITTEN, UsageError, leaving
 from ckptconv.features.rows.layout import METADATA_KEY
 from ckptconv.features.rows.options import CONVERTING, PACKING, RowOptions
 from ckptconv.features.rows.parts import RowParts
-from ckptconv.features.rows.proof import verifier_of_pack
 from ckptconv.features.rows.tables import RowsContents, contents, open_all
 from ckptconv.features.torch_files.tree import plan_tree
 from ckptconv.formats.model_files import SUFFIX
@@ -23,6 +22,7 @@ from ckptconv.outputs import safetensors
 from ckptconv.outputs.planning import Output, output_of
 from ckptconv.outputs.targets import Target, nearest_directory, resolve_output
 from ckptconv.plan import FilePlan
+from ckptconv.process import of_feature
 from ckptconv.publish.producing import produce
 from ckptconv.result import Report
 from ckptconv.storage.paths import Paths, basename, listed, normalize
@@ -72,7 +72,9 @@ def pack(
     chosen_parts = RowParts.choose(content, names or {}, row_options)
     name = name or chosen_parts.name
     planned = _plan(sources, chosen_parts, target, name)
-    verify = verifier_of_pack(chosen_parts, name, planned, chosen) if chosen.verify else None
+    verify = None
+    if chosen.asked("verify"):
+        verify = of_feature("rows", "with_verify").verifier_of_pack(chosen_parts, name, planned, chosen)
     report = produce(sources, [planned], chosen, started, counter(progress), on_total, before_commit, verify)
     counts = {"rows": chosen_parts.rows, "bytes a row": chosen_parts.layout.row_bytes}
     return replace(report, counts=counts, warnings=[*report.warnings, *chosen_parts.warnings])

@@ -13,7 +13,6 @@ from ckptconv.errors import UNWRITTEN, CorruptError, UsageError, leaving
 from ckptconv.features.rows.columns import padding, part
 from ckptconv.features.rows.layout import METADATA_KEY, PAD, RowLayout, dump
 from ckptconv.features.rows.options import CONVERTING, LAYOUT, ROWS, RowOptions
-from ckptconv.features.rows.proof import verifier_of_split
 from ckptconv.features.rows.tables import RowTable, layout_of, open_table
 from ckptconv.formats.model_files import SUFFIX
 from ckptconv.formats.source import Source
@@ -23,6 +22,7 @@ from ckptconv.outputs import safetensors
 from ckptconv.outputs.planning import Output, output_of
 from ckptconv.outputs.targets import Target, nearest_directory, resolve_output
 from ckptconv.plan import Checked, FilePlan
+from ckptconv.process import of_feature
 from ckptconv.publish.producing import produce
 from ckptconv.result import Report
 from ckptconv.storage.files import Readers
@@ -84,7 +84,9 @@ def split(
     while True:
         planned = plan_split(sources, rows, layout, target, decode=decode, keep_padding=keep)
         try:
-            verify = verifier_of_split(rows, planned, chosen) if chosen.verify else None
+            verify = None
+            if chosen.asked("verify"):
+                verify = of_feature("rows", "with_verify").verifier_of_split(rows, planned, chosen)
             report = produce(sources, [planned], chosen, started, counter(progress), on_total, before_commit, verify)
         except _NotZeroError:
             # Rare: padding that is not zero is usually so from the first rows on.

@@ -8,4 +8,4 @@ from __future__ import annotations
 
 PAGES = ("thin.md",)
 # Features that this one builds on: without them, it is gone too.
-NEEDS = ("companions", "removal", "reporting", "runs")
+NEEDS = ("companions", "removal", "reporting", "runs", "verify")

@@ -2,7 +2,7 @@
 
 `locate` recognizes a step and finds its files; `metadata` reads `metadata.pkl`; `read` makes a `Source` of both, and
 joins the parts of ranks. `kind` has the entries of such an output in the trunk's tables, `output` plans it, and
-`comparing` compares it with its source.
+`with_verify` compares it with its source.
 """
 
 from __future__ import annotations

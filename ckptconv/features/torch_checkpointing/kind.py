@@ -25,7 +25,7 @@ KIND = OutputKind(
         "copy_config": "copies nothing: from_pretrained reads no torch_checkpointing step",
         "tied": "has no effect on a torch_checkpointing step, where every name has its own bytes",
     },
-    compared="ckptconv.features.torch_checkpointing.comparing",
+    compared="ckptconv.features.torch_checkpointing.with_verify",
     plan="ckptconv.features.torch_checkpointing.output",
     to="torch-checkpointing",
     called=CALLED,

@@ -26,7 +26,7 @@ KIND = OutputKind(
     {"tied": "has no effect on a .pt file, where the structure record says which tensors share memory"},
     SUFFIXES,
     "pt",
-    "ckptconv.features.torch_output.comparing",
+    "ckptconv.features.torch_output.with_verify",
     "ckptconv.features.torch_output.output",
     "a file for torch.load",
 )

@@ -21,6 +21,6 @@ KIND = OutputKind(
         "copy_config": "copies nothing: from_pretrained reads no universal checkpoint",
     },
     to="universal",
-    compared="ckptconv.features.universal.comparing",
+    compared="ckptconv.features.universal.with_verify",
     plan="ckptconv.features.universal.output",
 )

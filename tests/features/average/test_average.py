@@ -13,7 +13,7 @@ import fsspec
 import numpy as np
 import pytest
 import torch
-from cells import offered
+from cells import VERIFIED, offered, verified
 from checkpoints import ZERO, ckptconv_here, contents
 from effort import examples
 from faults import other_fields
@@ -91,7 +91,7 @@ def assert_equal(found: Tensors, wanted: Tensors) -> None:
 @pytest.mark.parametrize("weights", [None, [1, 1, 2], [0.3, -0.2, 0.7]], ids=str)
 def test_a_sum_is_that_of_float64_rounded_once(weights: list[float] | None) -> None:
     models = [model(seed) for seed in range(3)]
-    report = average(saved(*models), "out.safetensors", weights=weights, verify=True)
+    report = average(saved(*models), "out.safetensors", weights=weights, **VERIFIED)
     assert_equal(load_file("out.safetensors"), expected(models, weights or [1, 1, 1]))
     assert any("'steps'" in note and "2.pt" in note for note in report.notes)
     assert report.bytes_verified
@@ -131,7 +131,7 @@ def test_a_moving_average_counts_the_last_most() -> None:
 def test_differences_are_added_by_their_weights() -> None:
     models = [model(seed) for seed in range(3)]
     names = saved(*models)
-    average(names[:2], "out.safetensors", minus=names[2], weights=[1, 0.5], verify=True)
+    average(names[:2], "out.safetensors", minus=names[2], weights=[1, 0.5], **VERIFIED)
     base, tuned, pre = (each["a.bias"].double() for each in models)
     assert torch.equal(load_file("out.safetensors")["a.bias"], (base + 0.5 * tuned - 0.5 * pre).float())
     # The first weight counts too.
@@ -155,7 +155,7 @@ def test_any_numbers_of_any_dtypes_are_verified(data: st.DataObject) -> None:
     weights = data.draw(st.lists(st.floats(-8, 8), min_size=count, max_size=count).filter(math.fsum))
     names = saved(*({"w": each} for each in bits))
     for dtype in ("keep", "bf16"):
-        average(names, "any.safetensors", weights=weights, dtype=dtype, verify=True, fsync=False)
+        average(names, "any.safetensors", weights=weights, dtype=dtype, **VERIFIED, fsync=False)
 
 
 @pytest.mark.parametrize("to", ["fp32", "bf16", "fp16"])
@@ -176,7 +176,7 @@ def test_formats_may_be_mixed() -> None:
     convert(zero, "model.safetensors")
     other = {name: tensor + 1 for name, tensor in load_file("model.safetensors").items() if tensor.is_floating_point()}
     torch.save({**load_file("model.safetensors"), **other}, "other.pt")
-    average(["other.pt", zero, zero, "model.safetensors"], "out", verify=True)
+    average(["other.pt", zero, zero, "model.safetensors"], "out", **VERIFIED)
     found, first = load_file("out/model.safetensors"), load_file("model.safetensors")
     for name in other:
         torch.testing.assert_close(found[name], first[name] + 0.25)
@@ -190,7 +190,7 @@ def test_states_of_an_optimizer_are_those_of_the_last() -> None:
         layer(torch.ones(4)).sum().backward()
         optimizer.step()
         torch.save({"model": layer.state_dict(), "optimizer": optimizer.state_dict(), "step": number}, f"{number}.pt")
-    report = average(["0.pt", "1.pt"], "whole.safetensors", verify=True)
+    report = average(["0.pt", "1.pt"], "whole.safetensors", **VERIFIED)
     assert any("states" in note for note in report.notes)
     whole, last = state_in(Path("whole.safetensors")), torch.load("1.pt")
     assert whole["step"] == 1
@@ -210,8 +210,8 @@ def test_names_are_tied_if_they_are_in_every_checkpoint() -> None:
     torch.save(tied(0), "0.pt")
     torch.save(tied(1), "1.pt")
     torch.save(tied(2, apart=True), "apart.pt")
-    assert average(["0.pt", "1.pt"], "tied.safetensors", verify=True).aliases == {"head": "embed"}
-    report = average(["apart.pt", "1.pt"], "untied.safetensors", verify=True)
+    assert average(["0.pt", "1.pt"], "tied.safetensors", **VERIFIED).aliases == {"head": "embed"}
+    report = average(["apart.pt", "1.pt"], "untied.safetensors", **VERIFIED)
     assert not report.aliases
     assert any("head" in text for text in report.warnings)
     found = load_file("untied.safetensors")
@@ -305,7 +305,7 @@ def test_the_manifest_names_the_others_and_verify_reads_them() -> None:
 def test_verify_finds_a_fault_in_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     other_fields(WeightedSum, weights=lambda kernel: kernel.weights[::-1])(monkeypatch)
     with pytest.raises(DifferenceError):
-        average(saved(model(0), model(1)), "out", weights=[1, 2], verify=True)
+        average(saved(model(0), model(1)), "out", weights=[1, 2], **VERIFIED)
 
 
 @pytest.mark.skipif("pt" not in NAMED, reason="no feature writes .pt files")
@@ -357,7 +357,7 @@ def test_a_difference_is_no_average() -> None:
     assert not any("average" in note for note in report.notes)
     assert (report.averaged, report.weights) == (["1.safetensors", "0.pt"], [1.0, -1.0])
     average(steps[1], "out", minus=steps[0])
-    verify(steps[1], "out")
+    verified(steps[1], "out")
 
 
 def test_a_model_to_publish_has_the_configuration_of_the_last() -> None:
@@ -365,7 +365,7 @@ def test_a_model_to_publish_has_the_configuration_of_the_last() -> None:
         Path(f"step{seed}").mkdir()
         torch.save({"model": model(seed), "step": 3}, f"step{seed}/pytorch_model.bin")
         Path(f"step{seed}/config.json").write_text(json.dumps({"seed": seed}))
-    report = average(["step0", "step1"], "out", for_hub=True, verify=True)
+    report = average(["step0", "step1"], "out", for_hub=True, **VERIFIED)
     assert {each.name for each in Path("out").iterdir()} == {"config.json", "model.safetensors"}
     assert json.loads(Path("out/config.json").read_text()) == {"seed": 1}
     assert load_file("out/model.safetensors").keys() == model(0).keys()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cells import of_features
+from cells import VERIFIED, of_features
 from effort import every
 from safetensors.torch import load_file
 
@@ -39,7 +39,7 @@ def test_codes_of_quantized_weights_are_refused_and_their_weights_averaged(place
     case = QUANTIZED / "block-fp8-f32"
     with pytest.raises(ckptconv.UsageError, match="--dequantize"):
         ckptconv.average([case, case], "out")
-    ckptconv.average([case, case], "out", dequantize=True, verify=True)
+    ckptconv.average([case, case], "out", dequantize=True, **VERIFIED)
     ckptconv.convert(case, "once", dequantize=True)
     assert Path("once/model.safetensors").read_bytes() == Path("out/model.safetensors").read_bytes()
 

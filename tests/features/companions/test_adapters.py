@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from cells import looking, opened
+from cells import VERIFIED, looking, opened, verified
 from checkpoints import DATA, ckptconv_here
 from safetensors.torch import load_file, save_file
 
-from ckptconv import UsageError, convert, verify
+from ckptconv import UsageError, convert
 
 ADAPTER = DATA / "peft" / "llava" / "adapter"
 pytestmark = pytest.mark.usefixtures("place")
@@ -28,11 +28,11 @@ def old() -> Path:
 
 @pytest.mark.parametrize("options", [{}, {"for_hub": True}, {"copy_config": True}, {"dtype": "bf16"}], ids=str)
 def test_it_has_the_names_that_peft_looks_for(options: dict[str, object]) -> None:
-    convert(ADAPTER, "out", verify=True, **options)
+    convert(ADAPTER, "out", **VERIFIED, **options)
     names = {each.name for each in Path("out").iterdir()} - {".ckptconv-manifest.json"}
     assert names == {"adapter_config.json", "adapter_model.safetensors"}
     assert Path("out/adapter_config.json").read_bytes() == (ADAPTER / "adapter_config.json").read_bytes()
-    verify(ADAPTER, "out", **{name: value for name, value in options.items() if name == "for_hub"})
+    verified(ADAPTER, "out", **{name: value for name, value in options.items() if name == "for_hub"})
 
 
 def test_without_a_configuration_it_has_none() -> None:
@@ -42,7 +42,7 @@ def test_without_a_configuration_it_has_none() -> None:
 
 def test_old_files_are_known() -> None:
     place = old()
-    convert(place, "out", structure=False, verify=True)
+    convert(place, "out", structure=False, **VERIFIED)
     wanted, found = (load_file(f"{each}/adapter_model.safetensors") for each in (ADAPTER, "out"))
     assert {name: t.tolist() for name, t in found.items()} == {name: t.tolist() for name, t in wanted.items()}
     assert Path("out/adapter_config.json").exists()

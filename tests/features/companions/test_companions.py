@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from cells import offered
+from cells import VERIFIED, offered, verified, verified_here
 from checkpoints import ckptconv_here
 from fsspec.implementations.memory import MemoryFileSystem
 from safetensors.torch import load_file
@@ -68,7 +68,7 @@ def brought(directory: Path) -> dict[str, bytes]:
 
 
 def test_data_that_a_model_is_loaded_with_is_copied_and_nothing_else(source: Path, tmp_path: Path) -> None:
-    report = convert(source, tmp_path / "out", copy_config=True, verify=True)
+    report = convert(source, tmp_path / "out", copy_config=True, **VERIFIED)
     assert brought(tmp_path / "out") == BROUGHT
     assert {Path(each.path).name: each.bytes for each in report.outputs if not each.tensors} == {
         name: len(data) for name, data in BROUGHT.items()
@@ -89,7 +89,7 @@ def test_the_command_line(source: Path, tmp_path: Path) -> None:
     run = ckptconv_here("pt2safetensors", "--copy-config", "--json", source, tmp_path / "out")
     assert run.code == 0, run.err
     assert brought(tmp_path / "out") == BROUGHT
-    assert ckptconv_here("verify", source, tmp_path / "out").code == 0
+    verified_here(source, tmp_path / "out")
     shown = ckptconv_here("pt2safetensors", "--copy-config", "--dry-run", source, tmp_path / "dry")
     assert "config.json" in shown.out
     assert not (tmp_path / "dry").exists()
@@ -177,7 +177,7 @@ def test_the_dtype_in_a_configuration_follows_the_weights_at_every_depth(source:
         "limit": [0.0, float("inf")],
     }
     (source / "config.json").write_text(json.dumps(told))
-    report = convert(source, tmp_path / "out", copy_config=True, dtype="bf16", verify=True)
+    report = convert(source, tmp_path / "out", copy_config=True, dtype="bf16", **VERIFIED)
     made = json.loads((tmp_path / "out" / "config.json").read_text())
     assert made == {
         "torch_dtype": "bfloat16",
@@ -186,7 +186,7 @@ def test_the_dtype_in_a_configuration_follows_the_weights_at_every_depth(source:
         "limit": [0.0, float("inf")],
     }
     assert any("config.json was changed from float32 to bfloat16" in note for note in report.notes)
-    verify(source, tmp_path / "out", copy_config=True, dtype="bf16")
+    verified(source, tmp_path / "out", copy_config=True, dtype="bf16")
     for files in offered(source, dtype="bf16"):
         assert json.loads(files.read_bytes("config.json")) == made
 
@@ -212,7 +212,7 @@ def test_a_file_of_the_users_stays_and_is_no_part_of_the_output(source: Path, tm
         assert any("config.json was not replaced, because" in text for text in report.warnings)
         assert brought(out) == {**BROUGHT, "config.json": b"mine"}
         assert "config.json" not in json.loads((out / NAME).read_bytes())["files"]
-        verify(source, out)
+        verified(source, out)
 
 
 def test_what_an_earlier_output_brought_is_replaced_or_goes(source: Path, tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_from_and_to_stores(parts: bool, source: Path, tmp_path: Path) -> None:
         there = {path.rpartition("/")[2]: store.cat_file(path) for path in store.find(f"/{place}/out")}
         assert there.items() >= BROUGHT.items()
         assert not LEFT.keys() & there.keys()
-        verify(f"memory://{place}/in", url)
+        verified(f"memory://{place}/in", url)
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "vocab.txt"])
@@ -303,7 +303,7 @@ def test_a_copy_that_differs_is_found(name: str, source: Path, tmp_path: Path) -
         if other and len(other) > len(data):
             assert f"has {len(other)} bytes, but" in str(caught.value)
     copy.write_bytes(data)
-    verify(source, tmp_path / "out")
+    verified(source, tmp_path / "out")
     (source / name).unlink()
     with pytest.raises(DifferenceError, match=name):
         verify(source, tmp_path / "out")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from cells import VERIFIED, verified
 from checkpoints import contents, torch_file
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -40,7 +41,7 @@ def training(**more: Any) -> dict[str, Any]:
 
 
 def test_the_weights_alone_are_written_with_the_configuration(place: Path) -> None:
-    report = publish(torch_file(place, training(ema=WEIGHTS)), verify=True)
+    report = publish(torch_file(place, training(ema=WEIGHTS)), **VERIFIED)
     assert contents(place / "out").keys() == {"model.safetensors", "config.json", "tokenizer.json"}
     assert load_file(place / "out" / "model.safetensors").keys() == {"embed.weight", "norm.weight"}
     assert b"secret" not in b"".join(contents(place / "out").values())
@@ -97,7 +98,7 @@ def test_a_manifest_can_be_written_elsewhere(place: Path) -> None:
     publish(source, manifest=str(place / "manifest.json"), digest="sha256")
     assert json.loads((place / "manifest.json").read_text())["options"]["for_hub"] is True
     assert ".ckptconv-manifest.json" not in contents(place / "out")
-    ckptconv.verify(source, place / "out", manifest=str(place / "manifest.json"))
+    verified(source, place / "out", manifest=str(place / "manifest.json"))
 
 
 def test_digests_without_a_manifest_are_refused_with_the_option_that_keeps_them(place: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dist_checkpoint
-from cells import looking, of_features
+from cells import VERIFY, looking, of_features, verified_here
 from checkpoints import bits, ckptconv_here, done
 from compare import assert_same
 from effort import every
@@ -101,7 +101,7 @@ def test_the_model_is_converted_under_its_own_names(case: str, tmp_path: Path) -
             if model[name]["dtype"] in ("complex32", "complex128", "float4_e2m1fn_x2"):
                 continue
             assert described(tensor) == model[name], name
-    done(ckptconv_here("verify", checkpoint_of(case), output))
+    verified_here(checkpoint_of(case), output)
 
 
 @every("case", [case for case in CASES if (DIRECTORIES[case] / "expected.pt").exists() and case != "noflatten_nodist"])
@@ -169,7 +169,7 @@ def test_what_was_converted_verifies(case: str, tmp_path: Path) -> None:
     for options in choices:
         output = [] if "--optimizer" in options else [tmp_path / "model"]
         converted(checkpoint_of(case), *output, *options)
-        done(ckptconv_here("verify", checkpoint_of(case), *output, *options))
+        verified_here(checkpoint_of(case), *output, *options)
 
 
 def test_an_optimizer_that_numbers_its_parameters_keeps_the_numbers(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_a_model_pickled_as_one_value_is_refused_and_its_key_converts_it_whateve
     dist_checkpoint.save(state, checkpoint_id=source, planner=planner, no_dist=True)
     assert "--key model" in refused(source, output, 5)
     assert "--key model" in refused(source, output, 5, "--key", ".")
-    converted(source, output, "--key", "model", "--verify")
+    converted(source, output, "--key", "model", *VERIFY)
     found = load_file(output)
     assert set(found) == {"inner.weight", "count"}
     assert torch.equal(found["inner.weight"], weight)

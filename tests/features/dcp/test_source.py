@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from cells import verified
 from effort import every
 from features.dcp.cases import copy_of
 from safetensors.torch import load_file
@@ -43,7 +44,7 @@ def test_converting_and_verifying_leave_a_source_as_it_was(tmp_path: Path) -> No
     source = open_source(checkpoint)
     before = repr(source)
     report = ckptconv.convert(source, output, optimizer=tmp_path / "states.safetensors", spool_dir=tmp_path)
-    ckptconv.verify(source, output, states=tmp_path / "states.safetensors")
+    verified(source, output, states=tmp_path / "states.safetensors")
     assert repr(source) == before
     assert any("--spool-dir" in note for note in report.notes)
 

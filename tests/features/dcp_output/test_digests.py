@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cells import verified
 from digested import mixed_model, sha256, with_wrong_digests, written
 
 from ckptconv import DifferenceError, convert, verify
@@ -41,7 +42,7 @@ def test_a_checkpoint_of_torch_has_them(mixed: Path, tmp_path: Path) -> None:
             names = [f"{name} {[0] * found.dim()}" for name in of_place[place.relative_path, place.offset]]
             digests = told[place.relative_path]["digests"]["tensors"]
             assert [digests[name] for name in names if name in digests] == [expected]
-    verify(mixed, out, to="dcp")
+    verified(mixed, out, to="dcp")
 
 
 def test_verify_finds_a_digest_that_is_not_so(mixed: Path, tmp_path: Path) -> None:

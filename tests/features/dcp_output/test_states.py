@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from cells import VERIFY
 from checkpoints import assert_same, ckptconv_here, done
 from effort import every
 from optimizer_files import FORMS, by_name, muon_saved, trained, training_saved
@@ -25,7 +26,7 @@ def test_states_beside_weights_have_the_names_of_these(form: str, groups: int, t
         ("apart", [tmp_path / "model.pt", "--model-key", "model", "--states", tmp_path / "optimizer.pt"]),
         ("other", [tmp_path / "model.pt", "--model-key", "model", "--states", tmp_path / "t.pt"]),
     ):
-        done(ckptconv_here("safetensors2dcp", *arguments[:1], tmp_path / out, *arguments[1:], "--verify"))
+        done(ckptconv_here("safetensors2dcp", *arguments[:1], tmp_path / out, *arguments[1:], *VERIFY))
         model, optimizer = trained(groups, form == "recorded")
         wanted: dict[str, Any] = {"model": model.state_dict()}
         wanted["optimizer"] = get_optimizer_state_dict(model, optimizer)
@@ -41,7 +42,7 @@ def test_states_beside_weights_have_the_names_of_these(form: str, groups: int, t
 def test_two_optimizers_go_on_in_torch_by_way_of_a_checkpoint(tmp_path: Path) -> None:
     expected = muon_saved(tmp_path / "t.pt")
     words = ["--key", "model", "--model-key", "model", "--states", tmp_path / "t.pt", "--optimizer-key", "optim"]
-    done(ckptconv_here("safetensors2dcp", tmp_path / "t.pt", tmp_path / "dcp", *words, "--verify"))
+    done(ckptconv_here("safetensors2dcp", tmp_path / "t.pt", tmp_path / "dcp", *words, *VERIFY))
     states = tmp_path / "states.safetensors"
     done(ckptconv_here("dcp2safetensors", tmp_path / "dcp", tmp_path / "model", "--optimizer", states))
     assert_same(load_file(states), expected)

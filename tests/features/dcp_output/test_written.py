@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from cells import VERIFIED, VERIFY, verified_here
 from checkpoints import ZERO, assert_same, ckptconv_here, contents, done, load_with_aliases
 from effort import every, spread
 from features.dcp.cases import CASES, DCP, checkpoint_of
@@ -112,7 +113,7 @@ def test_every_place_of_a_tied_tensor_has_its_own_key(source: str, renamed: tupl
         expected["m.top"] = expected.pop("m.head")
     if renamed:
         expected = {name.replace("emb", "low").replace("n.", "z."): tensor for name, tensor in expected.items()}
-    out = made(tmp_path / source, tmp_path / "out", *renamed, "--verify")
+    out = made(tmp_path / source, tmp_path / "out", *renamed, *VERIFY)
     found = {".".join(map(str, path)): value for path, value in leaves(loaded(out))}
     assert found.pop("epoch") == 3
     assert_same(found, expected)
@@ -122,8 +123,8 @@ def test_every_place_of_a_tied_tensor_has_its_own_key(source: str, renamed: tupl
 @every("chunks", [1, 3])
 def test_tied_tensors_are_stored_once_and_stay_tied(chunks: int, dtype: str, tmp_path: Path) -> None:
     source = ZERO / "z2_bf16_w2" / "checkpoint"
-    once = made(source, tmp_path / "once", "--chunks", chunks, "--dtype", dtype, "--verify")
-    twice = made(source, tmp_path / "twice", "--chunks", chunks, "--dtype", dtype, "--tied", "duplicate", "--verify")
+    once = made(source, tmp_path / "once", "--chunks", chunks, "--dtype", dtype, *VERIFY)
+    twice = made(source, tmp_path / "twice", "--chunks", chunks, "--dtype", dtype, "--tied", "duplicate", *VERIFY)
     assert_same(loaded(once), loaded(twice))
     size, apart = (sum(path.stat().st_size for path in out.glob("*.distcp")) for out in (once, twice))
     assert apart - size > loaded(once)["head.weight"].nbytes
@@ -137,7 +138,7 @@ def test_tied_tensors_are_stored_once_and_stay_tied(chunks: int, dtype: str, tmp
 @every("chunks", [1, 2, 5, 40])
 def test_dcp_load_fills_a_state_dict(chunks: int, tmp_path: Path) -> None:
     tensors = a_model(tmp_path / "m.safetensors")
-    made(tmp_path / "m.safetensors", tmp_path / "out", "--model-key", "model", "--chunks", chunks, "--verify")
+    made(tmp_path / "m.safetensors", tmp_path / "out", "--model-key", "model", "--chunks", chunks, *VERIFY)
     found = {"model": {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}}
     dcp.load(found, checkpoint_id=tmp_path / "out")
     assert_same(found["model"], tensors)
@@ -176,7 +177,7 @@ LIKE = ["fsdp2_w2_nested", "fsdp2_w4_bf16", "tp_fsdp_2x2", "hsdp_2x2", "torch2.3
 def test_like_another_checkpoint_it_has_the_same_keys_chunks_and_files(case: str, tmp_path: Path) -> None:
     like = checkpoint_of(case)
     with_states = ["--states", like] if any("optim" in key for key in described(like).state_dict_metadata) else []
-    out = made(like, tmp_path / "out", "--like", like, *with_states, "--verify")
+    out = made(like, tmp_path / "out", "--like", like, *with_states, *VERIFY)
     theirs, ours = described(like), described(out)
     for key, saved in ours.state_dict_metadata.items():
         if hasattr(saved, "size"):
@@ -186,13 +187,13 @@ def test_like_another_checkpoint_it_has_the_same_keys_chunks_and_files(case: str
     # Until 2.3, torch saved the groups as one value.
     for index in ours.storage_data.keys() & theirs.storage_data.keys():
         assert ours.storage_data[index].relative_path == theirs.storage_data[index].relative_path
-    assert ckptconv_here("verify", like, out, *with_states).code == 0
+    verified_here(like, out, *with_states)
 
 
 @pytest.mark.skipif("like" not in OPTIONS, reason="there are no references")
 def test_what_the_other_checkpoint_lacks_is_written_whole_and_told(tmp_path: Path) -> None:
     tensors = a_model(tmp_path / "m.safetensors")
-    run = ckptconv_here("safetensors2dcp", tmp_path / "m.safetensors", tmp_path / "out", "--like", NESTED, "--verify")
+    run = ckptconv_here("safetensors2dcp", tmp_path / "m.safetensors", tmp_path / "out", "--like", NESTED, *VERIFY)
     assert run.code == 0
     assert "not in" in run.err
     assert_same(loaded(tmp_path / "out")["model"], tensors)
@@ -201,10 +202,10 @@ def test_what_the_other_checkpoint_lacks_is_written_whole_and_told(tmp_path: Pat
 @pytest.mark.skipif("like" not in OPTIONS, reason="there are no references")
 def test_like_safetensors_shards_files_have_the_names_of_torch(tmp_path: Path) -> None:
     like = checkpoint_of("hf_sharded_w2")
-    out = made(like, tmp_path / "out", "--like", like, "--verify")
+    out = made(like, tmp_path / "out", "--like", like, *VERIFY)
     count = len(list(like.glob("shard-*")))
     assert {path.name for path in out.glob("*.distcp")} == {f"__{rank}_0.distcp" for rank in range(count)}
-    again = made(like, tmp_path / "shards", "--like", like, "--to", "dcp-hf", "--verify")
+    again = made(like, tmp_path / "shards", "--like", like, "--to", "dcp-hf", *VERIFY)
     assert len(list(again.glob("shard-*"))) == count
 
 
@@ -298,7 +299,7 @@ def test_a_nested_state_is_what_torch_makes_of_it(tmp_path: Path) -> None:
     }
     torch.save(state, tmp_path / "state.pt")
     torch_save_to_dcp(tmp_path / "state.pt", tmp_path / "theirs")
-    out = made(tmp_path / "state.pt", tmp_path / "ours", "--verify")
+    out = made(tmp_path / "state.pt", tmp_path / "ours", *VERIFY)
     theirs, ours = described(tmp_path / "theirs"), described(out)
     assert ours.planner_data == theirs.planner_data
     for key, saved in theirs.state_dict_metadata.items():
@@ -314,7 +315,7 @@ def test_through_safetensors_and_back_torch_has_the_same_state(tmp_path: Path) -
     states = tmp_path / "optimizer"
     assert ckptconv_here("dcp2safetensors", NESTED, tmp_path / "model", "--optimizer", states).code == 0
     keys = "--model-key", "model", "--optimizer-key", "optim"
-    out = made(tmp_path / "model", tmp_path / "out", "--states", states, *keys, "--chunks", 3, "--verify")
+    out = made(tmp_path / "model", tmp_path / "out", "--states", states, *keys, "--chunks", 3, *VERIFY)
     assert_equal(loaded(out), loaded(NESTED))
     assert ckptconv_here("dcp2safetensors", out, tmp_path / "again", "--optimizer", tmp_path / "states").code == 0
     assert_same(load_with_aliases(tmp_path / "again"), load_with_aliases(tmp_path / "model"))
@@ -336,7 +337,7 @@ def test_states_of_other_optimizers_get_what_torch_asks_for(tmp_path: Path) -> N
     state = {"w": {"step": 4, "exp_avg": torch.ones(2), "exp_avg_sq": torch.ones(2)}}
     torch.save({"w": torch.zeros(2)}, tmp_path / "model.pt")
     torch.save({"state": state, "param_groups": [group]}, tmp_path / "optimizer.pt")
-    out = made(tmp_path / "model.pt", tmp_path / "out", "--states", tmp_path / "optimizer.pt", "--verify")
+    out = made(tmp_path / "model.pt", tmp_path / "out", "--states", tmp_path / "optimizer.pt", *VERIFY)
     found = loaded(out)["optimizer"]
     step = found["state"]["w"]["step"]
     assert (step.dtype, step.shape, step.item()) == (torch.float32, (), 4.0)
@@ -400,7 +401,7 @@ def test_unused_parameters_get_on_request_the_states_that_torch_loads_and_goes_o
 ) -> None:
     model, path = an_unused(tmp_path, optimizer)
     options = "--optimizer", path, "--key", "model", "--model-key", "model"
-    out = made(path, tmp_path / "out", *options, "--fill-states", "--verify")
+    out = made(path, tmp_path / "out", *options, "--fill-states", *VERIFY)
     found = torch.nn.ModuleDict({"used": torch.nn.Linear(3, 2), "unused": torch.nn.Linear(4, 5)})
     loaded_into = optimizer(found.named_parameters())
     whole = {"model": get_model_state_dict(found), "optimizer": get_optimizer_state_dict(found, loaded_into)}
@@ -435,7 +436,7 @@ def test_plain_sgd_has_groups_and_no_states(saved: str, tmp_path: Path) -> None:
         key="" if saved == "dcp" else "model",
         model_key="model",
         states=states if saved == "alone" else path,
-        verify=True,
+        **VERIFIED,
     )
     assert not any("--fill-states" in each for each in report.warnings)
     again = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -472,7 +473,7 @@ def test_states_that_do_not_begin_with_zeros_are_not_made_up(
 def test_from_deepspeed_it_is_what_becomes_safetensors(case: str, tmp_path: Path) -> None:
     source = ZERO / case / "checkpoint"
     assert ckptconv_here("zero-to-fp32", source, tmp_path / "direct", "--optimizer", tmp_path / "states").code == 0
-    out = made(source, tmp_path / "out", "--states", source, "--chunks", 2, "--verify")
+    out = made(source, tmp_path / "out", "--states", source, "--chunks", 2, *VERIFY)
     assert ckptconv_here("dcp2safetensors", out, tmp_path / "through", "--optimizer", tmp_path / "again").code == 0
     assert_same(load_with_aliases(tmp_path / "through"), load_with_aliases(tmp_path / "direct"))
     assert_same(load_with_aliases(tmp_path / "again"), load_with_aliases(tmp_path / "states"))
@@ -492,7 +493,7 @@ def test_cut_in_another_way_it_is_the_same(case: str, tmp_path: Path) -> None:
 def test_names_and_dtypes_are_changed_as_elsewhere(tmp_path: Path) -> None:
     torch.save({"net": {"module.w": torch.ones(2), "b": torch.ones(1)}, "epoch": 1}, tmp_path / "m.pt")
     options = "--rename", r"^net\.(module\.)?=", "--dtype", "bf16", "--exclude", "*.b"
-    done(ckptconv_here("safetensors2dcp", tmp_path / "m.pt", tmp_path / "out", *options, "--verify", "--no-fsync"))
+    done(ckptconv_here("safetensors2dcp", tmp_path / "m.pt", tmp_path / "out", *options, *VERIFY, "--no-fsync"))
     assert_equal(loaded(tmp_path / "out"), {"w": torch.ones(2).bfloat16(), "epoch": 1})
     made(tmp_path / "m.pt", tmp_path / "bare", "--no-structure")
     assert loaded(tmp_path / "bare").keys() == {"net.module.w", "net.b"}
@@ -504,7 +505,7 @@ def test_names_and_dtypes_are_changed_as_elsewhere(tmp_path: Path) -> None:
 @every("chunks", [1, 3])
 def test_safetensors_shards_are_read_by_torch_and_by_us(chunks: int, tmp_path: Path) -> None:
     tensors = {name: each for name, each in a_model(tmp_path / "m.safetensors").items() if name != "empty"}
-    options = "--to", "dcp-hf", "--chunks", chunks, "--exclude", "empty", "--verify"
+    options = "--to", "dcp-hf", "--chunks", chunks, "--exclude", "empty", *VERIFY
     out = made(tmp_path / "m.safetensors", tmp_path / "out", *options)
     assert len(list(out.glob("shard-*-model-00001-of-00001.safetensors"))) == chunks
     found = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
@@ -531,7 +532,7 @@ def for_accelerate(tmp_path: Path) -> tuple[Path, Path, Path]:
     """A model and its optimizer's states, as safetensors, and what accelerate loads of them."""
     model, states, step = (tmp_path / name for name in ("model", "states", "step"))
     ckptconv.convert(NESTED, model, optimizer=states, fsync=False)
-    made(model, step, "--to", "accelerate", "--states", states, "--chunks", 2, "--verify")
+    made(model, step, "--to", "accelerate", "--states", states, "--chunks", 2, *VERIFY)
     return model, states, step
 
 
@@ -585,7 +586,7 @@ def test_a_second_run_replaces_the_first(tmp_path: Path) -> None:
     out = made(NESTED, tmp_path / "out", "--chunks", 4)
     made(NESTED, out, "--chunks", 2)
     assert sorted(path.name for path in out.glob("*.distcp")) == ["__0_0.distcp", "__1_0.distcp"]
-    assert ckptconv_here("verify", NESTED, out).code == 0
+    verified_here(NESTED, out)
     ckptconv_here("safetensors2dcp", NESTED, out, "--no-clobber").refused(1, "--no-clobber")
 
 
@@ -609,7 +610,7 @@ def test_no_changed_byte_goes_unnoticed(to: str, tmp_path: Path) -> None:
 def test_verify_says_what_differs(tmp_path: Path) -> None:
     out = made(NESTED, tmp_path / "out", "--states", NESTED)
     ckptconv_here("verify", NESTED, out).refused(1, "--states", "which the source does not have.")
-    assert ckptconv_here("verify", NESTED, out, "--states", NESTED).code == 0
+    verified_here(NESTED, out, "--states", NESTED)
     (out / "__9_0.distcp").write_bytes(b"")
     ckptconv_here("verify", NESTED, out, "--states", NESTED).refused(1, "__9_0.distcp", "not part of the output")
 
@@ -672,9 +673,9 @@ def test_lightning_names_its_directories_as_files(tmp_path: Path) -> None:
     output = tmp_path / "epoch=0-step=2.ckpt"
     output.mkdir()
     torch.save({"global_step": 2}, output / "meta.pt")
-    made(NESTED, output, "--verify")
+    made(NESTED, output, *VERIFY)
     assert loaded(output).keys() == loaded(made(NESTED, tmp_path / "out")).keys()
-    assert ckptconv_here("verify", NESTED, output).code == 0
+    verified_here(NESTED, output)
     assert torch.load(output / "meta.pt") == {"global_step": 2}
 
 
@@ -682,7 +683,7 @@ def test_objects_known_by_name_only_are_left_out_on_request(tmp_path: Path) -> N
     state = {"w": torch.ones(2), "args": argparse.Namespace(lr=1), "odd": random.Random()}
     torch.save(state, tmp_path / "m.pt")
     ckptconv_here("safetensors2dcp", tmp_path / "m.pt", tmp_path / "out").refused(3, "Random", "--opaque drop")
-    out = made(tmp_path / "m.pt", tmp_path / "out", "--opaque", "drop", "--verify")
+    out = made(tmp_path / "m.pt", tmp_path / "out", "--opaque", "drop", *VERIFY)
     assert_equal(loaded(out), {"w": torch.ones(2), "args": argparse.Namespace(lr=1)})
 
 

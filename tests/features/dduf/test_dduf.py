@@ -10,6 +10,7 @@ from typing import Any
 
 import safetensors.torch
 import torch
+from cells import VERIFY
 from checkpoints import ckptconv_here, done
 from effort import every
 from format_suite import FormatSuite
@@ -52,7 +53,7 @@ class TestDduf(FormatSuite):
 
 def test_one_of_its_models_is_chosen_by_its_folder(tmp_path: Path) -> None:
     export_entries_as_dduf(tmp_path / "x.dduf", entries())
-    options = ("--include", "vae/*", "--strip-prefix", "vae/", "--checksum", "--verify")
+    options = ("--include", "vae/*", "--strip-prefix", "vae/", "--checksum", *VERIFY)
     done(ckptconv_here("convert", tmp_path / "x.dduf", tmp_path / "vae.safetensors", *options))
     assert load_file(tmp_path / "vae.safetensors")["conv"].equal(VAE["conv"])
 

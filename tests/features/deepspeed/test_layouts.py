@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from cells import VERIFIED
 from checkpoints import ZERO, assert_same, bits, ckptconv_here, done, load_with_aliases
 from effort import every, examples
 from features.deepspeed.zero_writer import (
@@ -396,7 +397,7 @@ def test_muon_s_momentum_of_experts_gets_their_numbers(tmp_path: Path) -> None:
 def test_muon_s_momentum_goes_into_what_trainings_go_on_from(name: str, tmp_path: Path) -> None:
     model, output = matrices(), tmp_path / name
     checkpoint = write(tmp_path / "checkpoint", model, Save(muon=MUON))
-    convert(checkpoint, family="deepspeed", fsync=False, verify=True, **{name: str(output)})
+    convert(checkpoint, family="deepspeed", fsync=False, **VERIFIED, **{name: str(output)})
     check(tmp_path, output, expected(model), expected_states(model, MUON))
 
 

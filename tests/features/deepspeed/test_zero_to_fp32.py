@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import torch
+from cells import VERIFY
 from checkpoints import (
     ZERO,
     assert_same,
@@ -207,7 +208,7 @@ def test_float64_stays_by_default_and_is_cast_when_asked_for_as_of_any_source(tm
     run = done(ckptconv_here("zero-to-fp32", checkpoint, tmp_path / "a.safetensors"))
     assert "2 tensors keep a wider dtype than float32: 'f64', 'wide'. Give --dtype float32 to cast them." in run.err
     assert load_file(tmp_path / "a.safetensors")["wide"].dtype == torch.float64
-    run = done(ckptconv_here("zero-to-fp32", checkpoint, tmp_path / "b.safetensors", "--dtype", "float32", "--verify"))
+    run = done(ckptconv_here("zero-to-fp32", checkpoint, tmp_path / "b.safetensors", "--dtype", "float32", *VERIFY))
     assert "wider" not in run.err
     assert torch.equal(load_file(tmp_path / "b.safetensors")["wide"], states["module"]["wide"].float())
 

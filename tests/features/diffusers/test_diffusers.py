@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from cells import looking, of_features
+from cells import VERIFIED, looking, of_features, verified
 from checkpoints import ckptconv_here, contents, done
 from effort import every
 from safetensors.torch import load_file, save_file
@@ -67,7 +67,7 @@ def files(directory: Path) -> set[str]:
 
 
 def test_every_model_gets_its_name_and_its_configuration(pipeline: Path) -> None:
-    output = convert(pipeline, verify=True)
+    output = convert(pipeline, **VERIFIED)
     assert files(output) == {
         "model_index.json",
         "scheduler/scheduler_config.json",
@@ -108,7 +108,7 @@ def test_verify_compares_the_models(pipeline: Path) -> None:
 
 
 def test_shards_have_the_names_that_diffusers_reads(pipeline: Path) -> None:
-    output = convert(pipeline, max_shard_size=50, verify=True)
+    output = convert(pipeline, max_shard_size=50, **VERIFIED)
     index = json.loads((output / "unet" / f"{OF_DIFFUSERS}.safetensors.index.json").read_text())
     shards = {f"{OF_DIFFUSERS}-0000{number}-of-00002.safetensors" for number in (1, 2)}
     assert set(index["weight_map"].values()) == shards
@@ -123,7 +123,7 @@ def test_a_smaller_output_takes_the_place_of_shards(pipeline: Path) -> None:
         "unet/config.json",
         f"unet/{OF_DIFFUSERS}.safetensors",
     }
-    ckptconv.verify(pipeline, output)
+    verified(pipeline, output)
 
 
 def test_without_output_it_is_beside_the_input(pipeline: Path) -> None:
@@ -138,7 +138,7 @@ def test_without_configuration_the_models_alone_are_written(pipeline: Path) -> N
 def test_one_of_its_models_keeps_the_name_of_its_file(pipeline: Path) -> None:
     output = convert(pipeline / "unet")
     assert files(pipeline / "out") == {f"{OF_DIFFUSERS}.safetensors"}
-    ckptconv.verify(pipeline / "unet", output)
+    verified(pipeline / "unet", output)
 
 
 def test_a_variant_is_taken_where_there_is_no_other(pipeline: Path) -> None:
@@ -195,7 +195,7 @@ def test_modules_of_sentence_transformers_are_converted_whole(sentences: Path) -
         *("modules.json", "config_sentence_transformers.json", "config.json", "model.safetensors"),
         *("1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"),
     }
-    ckptconv.convert(sentences, sentences.parent / "hub", for_hub=True, verify=True)
+    ckptconv.convert(sentences, sentences.parent / "hub", for_hub=True, **VERIFIED)
     assert files(sentences.parent / "hub") == expected
     output = convert(sentences, copy_config=True, dtype="bf16")
     assert files(output) == expected

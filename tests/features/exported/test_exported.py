@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from cells import VERIFIED
 from checkpoints import ckptconv_here, done
 from effort import every
 from format_suite import FormatSuite
@@ -80,7 +81,7 @@ class TestOlder(TestExported):
 
 def test_tied_weights_are_stored_once_and_checksums_are_checked(tmp_path: Path) -> None:
     export(tmp_path / "x.pt2")
-    report = ckptconv.convert(tmp_path / "x.pt2", tmp_path / "x.safetensors", checksum=True, verify=True, fsync=False)
+    report = ckptconv.convert(tmp_path / "x.pt2", tmp_path / "x.safetensors", checksum=True, **VERIFIED, fsync=False)
     assert report.aliases == {"second.weight": "first.weight"}
     data = bytearray((tmp_path / "x.pt2").read_bytes())
     data[5000] ^= 1
@@ -90,7 +91,7 @@ def test_tied_weights_are_stored_once_and_checksums_are_checked(tmp_path: Path) 
 
 def test_weights_of_any_layout_come_out(tmp_path: Path) -> None:
     model = Model(turned=True)
-    ckptconv.convert(export(tmp_path / "x.pt2", model), tmp_path / "x.safetensors", verify=True, fsync=False)
+    ckptconv.convert(export(tmp_path / "x.pt2", model), tmp_path / "x.safetensors", **VERIFIED, fsync=False)
     assert load_file(tmp_path / "x.safetensors")["turned"].equal(model.turned)
 
 

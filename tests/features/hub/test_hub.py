@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from cells import looking, of_features
+from cells import VERIFIED, looking, of_features, verified
 from checkpoints import ZERO, ckptconv_forked, ckptconv_here, done
 from features.hub.server import TOKEN, Hub, hub_server
 from huggingface_hub import HfFileSystem, constants
@@ -105,7 +105,7 @@ def test_the_checkpoint_of_a_repository_is_found_and_its_output_can_be_loaded(
     files: Callable[[Any], dict[str, bytes]], read: str, hub: Hub, repository: str, tmp_path: Path
 ) -> None:
     commit = hub.commit(repository, {**files(model()), "config.json": CONFIG, "tokenizer.json": TOKENIZER})
-    report = convert(f"hf://{repository}", tmp_path / "out", storage_options=hub.options, verify=True)
+    report = convert(f"hf://{repository}", tmp_path / "out", storage_options=hub.options, **VERIFIED)
     assert report.format == read
     assert report.input == f"hf://{repository}@{commit}"
     assert is_model(tmp_path / "out", model())
@@ -113,7 +113,7 @@ def test_the_checkpoint_of_a_repository_is_found_and_its_output_can_be_loaded(
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == TOKENIZER
     assert noted(report, commit)
     if read != "safetensors":
-        verify(f"hf://{repository}", tmp_path / "out", storage_options=hub.options)
+        verified(f"hf://{repository}", tmp_path / "out", storage_options=hub.options)
 
 
 def test_a_deepspeed_checkpoint_in_a_repository(hub: Hub, repository: str, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from cells import naming_attacks, offered
+from cells import VERIFIED, naming_attacks, offered, verified
 from checkpoints import ZERO, ckptconv_here, contents, done, load_with_aliases
 from effort import every
 from huggingface_hub import save_torch_state_dict
@@ -113,7 +113,7 @@ def spoil(directory: Path, name: str) -> None:
 def test_names_files_index_dtypes_and_small_files_are_those_of_the_reference(
     source: Path, reference: Path, tmp_path: Path
 ) -> None:
-    report = convert(source, tmp_path / "out", like=reference, verify=True)
+    report = convert(source, tmp_path / "out", like=reference, **VERIFIED)
     assert len(layout(reference)) > 2
     assert layout(tmp_path / "out") == layout(reference)
     assert weight_map(tmp_path / "out") == weight_map(reference)
@@ -155,7 +155,7 @@ def test_a_reference_may_be_anything_that_can_be_opened(
         (place / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
     else:
         convert(source, place, like=reference)
-    convert(source, tmp_path / "out", like=place, verify=True)
+    convert(source, tmp_path / "out", like=place, **VERIFIED)
     expected = layout(reference)
     if kind in sets():
         parts = [{name: each for file in expected.values() for name, each in file.items() if (name == EMBED) == here}
@@ -168,7 +168,7 @@ def test_a_reference_may_be_anything_that_can_be_opened(
 
 
 def test_a_single_file_has_the_names_and_dtypes(source: Path, reference: Path, tmp_path: Path) -> None:
-    convert(source, tmp_path / "out.safetensors", like=reference, verify=True)
+    convert(source, tmp_path / "out.safetensors", like=reference, **VERIFIED)
     found = {name: tensor.dtype for name, tensor in load_file(tmp_path / "out.safetensors").items()}
     assert found == {name: tensor.dtype for name, tensor in load_with_aliases(reference).items()}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.safetensors", "reference", "trained.pt"]
@@ -181,7 +181,7 @@ def test_files_with_names_that_no_output_has_are_numbered(source: Path, referenc
         (reference / name).rename(reference / f"part_{number}.safetensors")
         told = told.replace(name, f"part_{number}.safetensors")
     (reference / INDEX).write_text(told)
-    convert(source, tmp_path / "out", like=reference, verify=True)
+    convert(source, tmp_path / "out", like=reference, **VERIFIED)
     assert list(layout(tmp_path / "out")) == files
     assert list(layout(tmp_path / "out").values()) == list(layout(reference).values())
 
@@ -201,10 +201,10 @@ def test_names_of_six_digits_are_kept(source: Path, reference: Path, tmp_path: P
 def test_dtype_and_size_that_are_asked_for_go_before_those_of_the_reference(
     source: Path, reference: Path, tmp_path: Path
 ) -> None:
-    convert(source, tmp_path / "out", like=reference, dtype="fp16", max_shard_size="1GB", verify=True)
+    convert(source, tmp_path / "out", like=reference, dtype="fp16", max_shard_size="1GB", **VERIFIED)
     assert list(layout(tmp_path / "out")) == ["model.safetensors"]
     assert {kind for kind, _ in layout(tmp_path / "out")["model.safetensors"].values()} == {"F16"}
-    convert(source, tmp_path / "kept", like=reference, dtype="keep", verify=True)
+    convert(source, tmp_path / "kept", like=reference, dtype="keep", **VERIFIED)
     assert layout(tmp_path / "kept").keys() == layout(reference).keys()
     assert {kind for file in layout(tmp_path / "kept").values() for kind, _ in file.values()} == {"F32"}
 
@@ -222,7 +222,7 @@ def test_a_training_checkpoint_in_fp32_is_cast_to_what_the_reference_has(tmp_pat
     state = load_with_aliases(tmp_path / "plain")
     halves = {name: tensor.bfloat16() if tensor.is_floating_point() else tensor for name, tensor in state.items()}
     hub_model(tmp_path / "reference", halves, 10**6)
-    report = convert(checkpoint, tmp_path / "out", like=tmp_path / "reference", verify=True)
+    report = convert(checkpoint, tmp_path / "out", like=tmp_path / "reference", **VERIFIED)
     found = load_with_aliases(tmp_path / "out")
     assert {name: tensor.dtype for name, tensor in found.items()} == {
         name: tensor.dtype for name, tensor in halves.items()
@@ -234,7 +234,7 @@ def test_a_training_checkpoint_in_fp32_is_cast_to_what_the_reference_has(tmp_pat
 
 def test_values_beside_tensors_are_in_no_record_as_the_reference_has_none(tmp_path: Path, reference: Path) -> None:
     torch.save({"model": tensors(3), "epoch": 3}, tmp_path / "train.pt")
-    report = convert(tmp_path / "train.pt", tmp_path / "out", key="model", like=reference, verify=True)
+    report = convert(tmp_path / "train.pt", tmp_path / "out", key="model", like=reference, **VERIFIED)
     assert report.recorded == []
     assert not (tmp_path / "out" / "ckptconv.structure.json").exists()
 
@@ -247,7 +247,7 @@ def test_a_tied_name_that_the_reference_does_not_store_is_an_alias(
 ) -> None:
     state = torch.load(source)
     torch.save({**state, HEAD: state[EMBED]}, source)
-    report = convert(source, tmp_path / "out", like=reference, verify=True)
+    report = convert(source, tmp_path / "out", like=reference, **VERIFIED)
     assert report.aliases == {HEAD: EMBED}
     assert layout(tmp_path / "out") == layout(reference)
     with pytest.raises(DifferenceError, match=HEAD):
@@ -260,7 +260,7 @@ def test_tied_names_that_the_reference_stores_twice_are_stored_twice(tmp_path: P
     weight = torch.randn(5, 2)
     torch.save({EMBED: weight, HEAD: weight}, tmp_path / "source.pt")
     out = tmp_path / "out.safetensors"
-    report = convert(tmp_path / "source.pt", out, like=tmp_path / "reference.safetensors", verify=True)
+    report = convert(tmp_path / "source.pt", out, like=tmp_path / "reference.safetensors", **VERIFIED)
     assert report.aliases == {}
     assert all(torch.equal(tensor, weight) for tensor in load_file(out).values())
     assert load_file(out).keys() == both.keys()
@@ -272,10 +272,10 @@ def test_a_tensor_is_found_under_another_name_that_the_reference_knows(tmp_path:
     (stored,) = layout(tmp_path / "reference")["model.safetensors"]
     other = EMBED if stored == HEAD else HEAD
     torch.save({other: torch.randn(5, 2)}, tmp_path / "source.pt")
-    report = convert(tmp_path / "source.pt", tmp_path / "out", like=tmp_path / "reference", verify=True)
+    report = convert(tmp_path / "source.pt", tmp_path / "out", like=tmp_path / "reference", **VERIFIED)
     assert report.aliases == {other: stored}
     assert layout(tmp_path / "out") == layout(tmp_path / "reference")
-    verify(tmp_path / "source.pt", tmp_path / "out")
+    verified(tmp_path / "source.pt", tmp_path / "out")
 
 
 def test_equal_tensors_that_are_not_tied_are_too_many(source: Path, reference: Path, tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ def test_equal_tensors_that_are_not_tied_are_too_many(source: Path, reference: P
     torch.save({**state, HEAD: state[EMBED].clone()}, source)
     with pytest.raises(DifferenceError, match=f"1 that the reference lacks: '{HEAD}'"):
         convert(source, tmp_path / "out", like=reference)
-    convert(source, tmp_path / "out", like=reference, exclude=HEAD, verify=True)
+    convert(source, tmp_path / "out", like=reference, exclude=HEAD, **VERIFIED)
 
 
 # ------------------------------------------------------------------------------------------------------- differences
@@ -429,7 +429,7 @@ def test_every_name_is_in_one_list_and_a_comparison_with_itself_finds_nothing(
 
 def test_partial_leaves_out_what_is_missing_and_says_so(source: Path, reference: Path, tmp_path: Path) -> None:
     less = without(source, EMBED, LAYERS[0])
-    report = convert(less, tmp_path / "out", like=reference, partial=True, verify=True)
+    report = convert(less, tmp_path / "out", like=reference, partial=True, **VERIFIED)
     assert report.like is not None
     assert sorted(report.like.missing) == [EMBED, LAYERS[0]]
     assert any("2 tensors are left out" in text and EMBED in text for text in report.warnings)
@@ -439,7 +439,7 @@ def test_partial_leaves_out_what_is_missing_and_says_so(source: Path, reference:
     }
     assert layout(tmp_path / "out") == {file: held for file, held in expected.items() if held}
     assert weight_map(tmp_path / "out").keys() == set(NAMES) - {EMBED, LAYERS[0]}
-    verify(less, tmp_path / "out")
+    verified(less, tmp_path / "out")
     if "part" in OPTIONS:
         for part in ("0/2", "1/2"):
             convert(less, tmp_path / "parts", like=reference, partial=True, part=part)
@@ -451,7 +451,7 @@ def test_fill_takes_what_is_missing_from_the_reference_byte_for_byte(
     source: Path, reference: Path, tmp_path: Path
 ) -> None:
     less = without(source, EMBED, NORM)
-    report = convert(less, tmp_path / "out", like=reference, fill=True, verify=True)
+    report = convert(less, tmp_path / "out", like=reference, fill=True, **VERIFIED)
     assert report.like is not None
     assert sorted(report.like.filled) == [EMBED, NORM]
     assert layout(tmp_path / "out") == layout(reference)
@@ -466,7 +466,7 @@ def test_fill_takes_what_is_missing_from_the_reference_byte_for_byte(
 
 
 def test_only_the_tensors_of_a_choice_may_come_from_the_source(source: Path, reference: Path, tmp_path: Path) -> None:
-    report = convert(source, tmp_path / "out", like=reference, include="*.layers.*", fill=True, verify=True)
+    report = convert(source, tmp_path / "out", like=reference, include="*.layers.*", fill=True, **VERIFIED)
     assert report.like is not None
     assert report.like.matched == len(LAYERS)
     assert torch.equal(load_with_aliases(tmp_path / "out")[EMBED], load_with_aliases(reference)[EMBED])
@@ -537,13 +537,13 @@ def test_a_dry_run_shows_what_becomes_of_each_tensor(source: Path, reference: Pa
 def test_small_files_are_copied_unless_that_is_not_wanted(source: Path, reference: Path, tmp_path: Path) -> None:
     (source.parent / "config.json").write_bytes(b"mine")
     (source.parent / "vocab.txt").write_bytes(b"mine")
-    report = convert(source, tmp_path / "out", like=reference, verify=True)
+    report = convert(source, tmp_path / "out", like=reference, **VERIFIED)
     assert not (tmp_path / "out" / "vocab.txt").exists()
     assert any(f"of {reference}" in note for note in report.notes)
-    convert(source, tmp_path / "both", like=reference, copy_config=True, verify=True)
+    convert(source, tmp_path / "both", like=reference, copy_config=True, **VERIFIED)
     assert (tmp_path / "both" / "config.json").read_bytes() == EXTRAS["config.json"], "the reference's go first"
     assert (tmp_path / "both" / "vocab.txt").read_bytes() == b"mine"
-    verify(source, tmp_path / "both")
+    verified(source, tmp_path / "both")
     assert ckptconv_here("convert", source, tmp_path / "none", "--like", reference, "--no-extras").code == 0
     assert {path.suffix for path in (tmp_path / "none").iterdir()} == {".safetensors", ".json"}
     assert not EXTRAS.keys() & {path.name for path in (tmp_path / "none").iterdir()}
@@ -560,7 +560,7 @@ def test_a_file_system_sees_what_a_conversion_writes(source: Path, reference: Pa
     for suffix in DESCRIBING:
         described = tmp_path / f"it{suffix}"
         convert(less, described, like=reference, fill=True)
-        convert(described, tmp_path / "of_it", like=reference, verify=True)
+        convert(described, tmp_path / "of_it", like=reference, **VERIFIED)
         assert layout(tmp_path / "of_it") == layout(reference)
 
 
@@ -633,7 +633,7 @@ def test_neither_reference_nor_input_is_replaced(source: Path, reference: Path, 
     with pytest.raises(UsageError, match="the input itself"):
         convert(reference, reference, like=reference)
     assert contents(reference) == before
-    convert(reference, tmp_path / "copy", like=reference, verify=True)
+    convert(reference, tmp_path / "copy", like=reference, **VERIFIED)
     assert layout(tmp_path / "copy") == layout(reference)
 
 
@@ -735,4 +735,4 @@ def test_a_reference_may_be_named_by_a_file_url(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(3)}, tmp_path / "m.pt")
     here = f"file://{tmp_path}"
     convert(f"{here}/m.pt", f"{here}/out")
-    convert(f"{here}/m.pt", f"{here}/more", like=f"{here}/out", fsync=False, verify=True)
+    convert(f"{here}/m.pt", f"{here}/more", like=f"{here}/out", fsync=False, **VERIFIED)

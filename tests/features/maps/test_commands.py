@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cells import VERIFY, verified_here
 from checkpoints import ckptconv_here, done
 from jsonschema import Draft202012Validator
 from safetensors.torch import load_file
@@ -92,13 +93,13 @@ def test_tensors_of_several_dtypes_become_one_if_they_are_given_the_same(place: 
     torch.save({"q": q, "k": k}, place / "mixed.pt")
     words = "convert", "mixed.pt", "joined.safetensors", "--map", "join.toml"
     ckptconv_here(*words).refused(2, "bfloat16, float32", "--dtype float32")
-    done(ckptconv_here(*words, "--dtype", "float32", "--verify"))
+    done(ckptconv_here(*words, "--dtype", "float32", *VERIFY))
     assert torch.equal(load_file(place / "joined.safetensors")["qk"], torch.cat([q.float(), k]).T)
 
 
 def test_a_file_says_by_which_map_it_is_verified(place: Path) -> None:
     done(ckptconv_here("convert", "m.pt", "m.safetensors", "--map", "my.toml", "--size", "g=2"))
-    done(ckptconv_here("verify", "m.pt", "m.safetensors"))
+    verified_here("m.pt", "m.safetensors")
     torch.save({"layers.0.qkv": torch.zeros(12, 4)}, place / "m.pt")
     assert ckptconv_here("verify", "m.pt", "m.safetensors").code == 1
 

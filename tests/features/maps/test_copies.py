@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import ckptconv_here, done
+from cells import verified_here
 from effort import every
 from features.maps.mapping import Checkpoint, same, values
 from safetensors.torch import load_file, save_file
@@ -65,8 +65,8 @@ def test_each_copy_is_stored_whole_and_they_are_one_again_on_the_way_back(tmp_pa
     assert held(apart) == held(saved(APART, tmp_path / "expected.safetensors"))
     convert(apart, back, map=the_map(tmp_path))
     assert held(back) == held(joined)
-    done(ckptconv_here("verify", joined, apart))
-    done(ckptconv_here("verify", apart, back))
+    verified_here(joined, apart)
+    verified_here(apart, back)
 
 
 def test_copies_that_differ_are_refused_by_name(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from cells import looking, of_features, offered
+from cells import VERIFIED, looking, of_features, offered, verified
 from checkpoints import ckptconv_here, done
 from safetensors import safe_open
 from safetensors.torch import load, load_file, save_file
@@ -94,7 +94,7 @@ def same(found: dict[str, Any], wanted: dict[str, torch.Tensor]) -> None:
 
 
 def test_a_map_gives_names_and_layouts(place: Path) -> None:
-    report = convert("model.pt", "hf.safetensors", map="my.toml", size=SIZES, verify=True)
+    report = convert("model.pt", "hf.safetensors", map="my.toml", size=SIZES, **VERIFIED)
     assert report.aliases == {"head": "model.embed"}
     assert [warning for warning in report.warnings if "padding" in warning] == [
         f"left out as padding: {2 * H} elements of 'embedding', {2 * H} elements of 'output'"
@@ -141,7 +141,7 @@ def test_with_a_reference_the_sizes_come_from_its_configuration_and_its_shapes(p
     Path("base/config.json").write_text(json.dumps({**CONFIG, "vocab_size": 1000}))
     my_map = MAP.replace('vocabulary = "vocab_size"\n', "")
     Path("my.toml").write_text(my_map)
-    convert("model.pt", "hf/", map="my.toml", like="base/", exclude="output", verify=True)
+    convert("model.pt", "hf/", map="my.toml", like="base/", exclude="output", **VERIFIED)
     names = sorted(path.name for path in Path("base").glob("*.safetensors"))
     assert sorted(path.name for path in Path("hf").glob("*.safetensors")) == names
     wanted = expected(weights())
@@ -190,14 +190,14 @@ def test_verify_finds_two_tensors_that_were_exchanged(place: Path) -> None:
 @pytest.mark.skipif("pt" not in NAMED, reason="no feature writes .pt files")
 def test_the_way_back_needs_no_words(place: Path) -> None:
     convert("model.pt", "hf/", map="my.toml", size=SIZES)
-    convert("hf/", "back.pt", verify=True, manifest="back.json")
+    convert("hf/", "back.pt", **VERIFIED, manifest="back.json")
     back = torch.load("back.pt")
     same(back, weights())
     assert back["output"].data_ptr() == back["embedding"].data_ptr()
     assert ckptconv.verify("hf/", "back.pt", manifest="back.json").tensors == len(back)
-    convert("hf/", "as-it-is.pt", map="none", verify=True, manifest="none.json")
+    convert("hf/", "as-it-is.pt", map="none", **VERIFIED, manifest="none.json")
     same(torch.load("as-it-is.pt"), expected(weights()))
-    ckptconv.verify("hf/", "as-it-is.pt", manifest="none.json")
+    verified("hf/", "as-it-is.pt", manifest="none.json")
 
 
 def test_the_map_itself_leads_back_with_the_sizes_that_were_recorded(place: Path) -> None:

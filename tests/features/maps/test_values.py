@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from cells import VERIFIED
 from checkpoints import assert_same
 from effort import every
 from safetensors.torch import load_file, save_file
@@ -49,7 +50,7 @@ def written(place: Path, values: str, of: torch.dtype, **options: Any) -> torch.
     """What a rule with these values makes of `weights`."""
     (place / "m.toml").write_text(RULE + values)
     save_file({"x.w": weights(of)}, place / "x.safetensors")
-    convert(place / "x.safetensors", place / "out.safetensors", map=place / "m.toml", verify=True, **options)
+    convert(place / "x.safetensors", place / "out.safetensors", map=place / "m.toml", **VERIFIED, **options)
     return load_file(place / "out.safetensors")["x.weight"]
 
 
@@ -78,7 +79,7 @@ def test_a_number_that_is_not_one_keeps_its_bits(tmp_path: Path) -> None:
     bits = torch.tensor([[0x7FC00123, -0x3FFEDD, 0x7F800123, -0x7FFEDD]], dtype=torch.int32)
     (tmp_path / "m.toml").write_text(RULE + VALUES)
     save_file({"x.w": bits.view(SINGLE)}, tmp_path / "x.safetensors")
-    convert(tmp_path / "x.safetensors", tmp_path / "y.safetensors", map=tmp_path / "m.toml", verify=True)
+    convert(tmp_path / "x.safetensors", tmp_path / "y.safetensors", map=tmp_path / "m.toml", **VERIFIED)
     equal(load_file(tmp_path / "y.safetensors")["x.weight"].view(torch.int32).T.contiguous(), bits)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from cells import verified_here
 from checkpoints import ckptconv_here, done
 from effort import every
 from safetensors.torch import load_file, save_file
@@ -62,7 +63,7 @@ def test_it_has_every_factor_by_itself_and_the_configuration(tmp_path: Path) -> 
         for module in ("q_proj", "k_proj", "v_proj"):
             factor = factors[f"base_model.model.model.layers.{layer}.self_attn.{module}.lora_A.weight"]
             assert torch.equal(factor, first)
-    done(ckptconv_here("verify", tmp_path / "step", peft))
+    verified_here(tmp_path / "step", peft)
 
 
 def refused(code: int, model: Model, tensors: Tensors, place: Path, *more: object) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from cells import verified_here
 from checkpoints import Run, ckptconv_here, done
 from effort import every
 from features.megatron_core.test_configuration import step
@@ -168,7 +169,7 @@ def test_the_vocabulary_has_no_padding(
     assert f"config.json follows from {source}/run_config.yaml, which does not say" in run.out
     assert f"pad_token_id{untold}. Its max_position_embeddings is the length of sequences in the training." in run.out
     assert (f"left out as padding: {(24 - entries) * 8} elements" in run.err) == (entries < 24)
-    done(ckptconv_here("verify", source, tmp_path / "out"))
+    verified_here(source, tmp_path / "out")
 
 
 @WITH_MAPS

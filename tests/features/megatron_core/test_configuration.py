@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from cells import verified_here
 from checkpoints import Run, ckptconv_here, done
 from effort import every
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
@@ -142,7 +143,7 @@ def test_the_vocabulary_has_no_padding(sizes: tuple[str, ...], entries: int, tmp
     assert config is not None
     assert (config["vocab_size"], config["torch_dtype"], config["tie_word_embeddings"]) == (entries, "float32", True)
     assert "which do not say bos_token_id, eos_token_id, pad_token_id." in run.out
-    done(ckptconv_here("verify", tmp_path / "step", tmp_path / "out"))
+    verified_here(tmp_path / "step", tmp_path / "out")
 
 
 @pytest.mark.skipif("map" not in OPTIONS, reason="there are no maps")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from cells import VERIFY
 from checkpoints import assert_same, ckptconv_here, done
 from features.megatron_core.fsdp_step import joined, saved
 from safetensors.torch import load_file
@@ -18,7 +19,7 @@ from ckptconv.formats.detect import open_source
 
 def test_its_weights_and_states_have_the_names_of_parameters(tmp_path: Path) -> None:
     weights = joined(saved(tmp_path / "run"))
-    words = ("--no-fsync", "--optimizer", tmp_path / "states.safetensors", "--verify")
+    words = ("--no-fsync", "--optimizer", tmp_path / "states.safetensors", *VERIFY)
     run = done(ckptconv_here("convert", tmp_path / "run", tmp_path / "model.safetensors", *words))
     assert "gate and up, _w and _v, are joined" in run.out
     assert "Not converted: 'args'" not in run.out

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from cells import naming_attacks
+from cells import VERIFY, naming_attacks
 from checkpoints import assert_same, ckptconv_here, done
 from effort import every
 from features.dcp.cases import converted, refused
@@ -71,7 +71,7 @@ class TestFormat(FormatSuite):
 
 @every("case", [*CASES, *BUFFERS])
 def test_weights_are_those_of_the_live_model(case: str, tmp_path: Path) -> None:
-    converted(unpacked(case, tmp_path), tmp_path / "o.safetensors", "--verify")
+    converted(unpacked(case, tmp_path), tmp_path / "o.safetensors", *VERIFY)
     assert_same(load_file(tmp_path / "o.safetensors"), archive(case)[1]["model"])
 
 
@@ -90,7 +90,7 @@ def test_layers_are_unstacked_on_request_weights_and_states_alike(case: str, tmp
 @every("case", CASES)
 def test_masters_take_the_place_of_weights_on_request(case: str, tmp_path: Path) -> None:
     held = archive(case)[1]
-    converted(unpacked(case, tmp_path), tmp_path / "o.safetensors", "--master", "--verify")
+    converted(unpacked(case, tmp_path), tmp_path / "o.safetensors", "--master", *VERIFY)
     found = load_file(tmp_path / "o.safetensors")
     assert_same(found, held["masters"])
     assert {str(tensor.dtype) for tensor in found.values()} == {"torch.float32"}
@@ -107,7 +107,7 @@ def test_the_same_is_loaded_on_request(tmp_path: Path) -> None:
 @every("case", CASES)
 def test_states_are_named_after_parameters_and_have_their_shapes(case: str, tmp_path: Path) -> None:
     held = archive(case)[1]
-    converted(unpacked(case, tmp_path), "--optimizer", tmp_path / "o.safetensors", "--verify")
+    converted(unpacked(case, tmp_path), "--optimizer", tmp_path / "o.safetensors", *VERIFY)
     assert_same(states(tmp_path / "o.safetensors"), held["states"])
 
 
@@ -157,7 +157,7 @@ def test_experts_that_are_transposed_when_saved_have_states_that_are_not(
     grid = (2, 1, parts) if transposed else (2, parts, 1)
     made.add((f"optimizer.state.exp_avg.{name}",), torch.stack([row.flatten() for row in flat]).reshape(*grid, -1))
     checkpoint = made.write(tmp_path / "c")
-    converted(checkpoint, "--optimizer", tmp_path / "o.safetensors", "--verify")
+    converted(checkpoint, "--optimizer", tmp_path / "o.safetensors", *VERIFY)
     assert_same(load_file(tmp_path / "o.safetensors"), {f"{name}.exp_avg": weight})
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from cells import VERIFY
 from checkpoints import assert_same, ckptconv_here, done
 from features.megatron_core.test_megatron import archive, one_for_each_layer, unpacked
 from safetensors.torch import save_file
@@ -43,7 +44,7 @@ def gate_and_up(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def test_a_step_of_torch_dist_becomes_what_megatron_fsdp_asks_for(tmp_path: Path) -> None:
     held = archive("reshardable_tp2_dp2")[1]
     run, step = unpacked("reshardable_tp2_dp2", tmp_path), tmp_path / "fsdp/iter_0000020"
-    done(ckptconv_here("convert", run, step, *WORDS, "--states", run, "--chunks", "2", "--verify"))
+    done(ckptconv_here("convert", run, step, *WORDS, "--states", run, "--chunks", "2", *VERIFY))
     assert (tmp_path / "fsdp/latest_checkpointed_iteration.txt").read_text() == "20"
     assert not (step / "common.pt").exists()
     assert not (step / "metadata.json").exists()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint as dcp
+from cells import VERIFY
 from checkpoints import assert_same, ckptconv_here, done
 from features.megatron_core.fsdp_step import HIDDEN, joined, saved
 
@@ -13,7 +14,7 @@ from features.megatron_core.fsdp_step import HIDDEN, joined, saved
 def test_it_becomes_a_step_of_torch_dist_with_both_optimizers(tmp_path: Path) -> None:
     weights = joined(saved(tmp_path / "run"))
     step = tmp_path / "torch_dist/iter_0000007"
-    done(ckptconv_here("convert", tmp_path / "run", step, "--to", "megatron", "--states", tmp_path / "run", "--verify"))
+    done(ckptconv_here("convert", tmp_path / "run", step, "--to", "megatron", "--states", tmp_path / "run", *VERIFY))
     name = "decoder.layers.1.mlp.experts.experts.linear_fc1.weight"
     keys = [name, f"optimizer.state.exp_avg.{name}", f"optimizer.state.param.{name}"]
     tensors = {key: torch.empty(2, 12, HIDDEN) for key in keys}

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from cells import VERIFY, verified_here
 from checkpoints import assert_same, ckptconv_here, done
 from effort import every
 from safetensors.torch import load_file
@@ -44,8 +45,8 @@ def test_the_configuration_comes_back_with_the_tensors(name: str, tmp_path: Path
     source = model(name, tmp_path / "hf")
     words = ("--map", f"megatron-{name}", "--no-fsync", "--quiet")
     done(ckptconv_here("convert", source, tmp_path / "run", *words, "--to", "megatron", "--size", "_=3"))
-    done(ckptconv_here("convert", tmp_path / "run", tmp_path / "back", *words, "--copy-config", "--verify"))
-    done(ckptconv_here("verify", tmp_path / "run", tmp_path / "back"))
+    done(ckptconv_here("convert", tmp_path / "run", tmp_path / "back", *words, "--copy-config", *VERIFY))
+    verified_here(tmp_path / "run", tmp_path / "back")
     config = json.loads((source / "config.json").read_text())
     back = json.loads((tmp_path / "back/config.json").read_text())
     assert (back["model_type"], back["architectures"]) == (name, [CLASSES[name]])
@@ -74,7 +75,7 @@ def test_parameters_without_states_get_zeros_before_a_map_joins_them(tmp_path: P
     words = (*words, "--map", "megatron-llama", "--size", "_=0", "--no-fsync")
     refused = ckptconv_here(*words)
     assert (refused.code, "linear_qkv.weight' have no exp_avg" in refused.err) == (5, True)
-    run = done(ckptconv_here(*words, "--fill-states", "--verify"))
+    run = done(ckptconv_here(*words, "--fill-states", *VERIFY))
     assert all(name in run.err for name in without)
     described = dcp.FileSystemReader(tmp_path / "run/iter_0000003").read_metadata().state_dict_metadata
     key = "optimizer.state.exp_avg.decoder.layers.self_attention.linear_qkv.weight"

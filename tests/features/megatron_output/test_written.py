@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from cells import VERIFY, verified_here
 from checkpoints import assert_same, ckptconv_here, done
 from effort import every
 from safetensors.torch import load_file, save_file
@@ -79,7 +80,7 @@ def stacked(tensors: Mapping[str, torch.Tensor], suffix: str) -> torch.Tensor:
 
 def test_equal_layers_are_one_tensor_with_a_chunk_for_each(tmp_path: Path) -> None:
     tensors = model(*[DENSE] * LAYERS)
-    done(ckptconv_here("convert", saved(tmp_path / "model", tensors), tmp_path / "run", *QUIETLY, "--verify"))
+    done(ckptconv_here("convert", saved(tmp_path / "model", tensors), tmp_path / "run", *QUIETLY, *VERIFY))
     step = tmp_path / "run" / "release"
     found = loaded(step)
     whole = [name for name in tensors if ".layers." not in name]
@@ -297,7 +298,7 @@ def trained(place: Path, kind: Mapping[str, tuple[int, ...]] = DENSE) -> tuple[P
 def test_states_are_stored_like_their_parameters_with_masters(tmp_path: Path) -> None:
     source, states = trained(tmp_path)
     step = tmp_path / "run/iter_0000007"
-    done(ckptconv_here("convert", source, step, *QUIETLY, "--key", "model", "--states", source, "--verify"))
+    done(ckptconv_here("convert", source, step, *QUIETLY, "--key", "model", "--states", source, *VERIFY))
     found = loaded(step)
     name = "mlp.linear_fc1.weight"
     own = states[f"decoder.layers.0.{name}"]
@@ -344,11 +345,11 @@ def test_experts_have_an_optimizer_of_their_own_unless_the_step_is_like_one_with
     )
     source, _ = trained(tmp_path, SPARSE)
     like = ("--like", tmp_path / "one")
-    run = done(ckptconv_here(*words, tmp_path / "again/iter_0000007", *like, "--verify"))
+    run = done(ckptconv_here(*words, tmp_path / "again/iter_0000007", *like, *VERIFY))
     assert "second optimizer" not in run.out
     groups = common_of(tmp_path / "again/iter_0000007")["optimizer"]["optimizer"]["param_groups"]
     assert [group["is_expert_parallel"] for group in groups] == [False] * 4
-    done(ckptconv_here("verify", source, tmp_path / "again/iter_0000007", "--key", "model", "--states", source))
+    verified_here(source, tmp_path / "again/iter_0000007", "--key", "model", "--states", source)
 
 
 def test_experts_with_settings_of_their_own_need_an_optimizer_of_their_own(tmp_path: Path) -> None:
@@ -403,7 +404,7 @@ def test_a_step_has_the_form_of_the_step_that_it_is_like(tmp_path: Path) -> None
     with torch.serialization.safe_globals([Namespace]):
         dcp.load(state, checkpoint_id=step, no_dist=True)
     assert state["common_state/shard_0_1"] == [shared]
-    done(ckptconv_here("verify", source, step, "--like", like, "--chunks", "2"))
+    verified_here(source, step, "--like", like, "--chunks", "2")
     (step / "run_config.yaml").write_text("model:\n  num_layers: 2\n")
     assert ckptconv_here("verify", source, step, "--like", like, "--chunks", "2").code == 1
     missing = ckptconv_here("verify", source, step)
@@ -472,7 +473,7 @@ def test_weights_of_fewer_bits_are_masters_only_with_a_warning(tmp_path: Path) -
 def test_a_changed_step_is_not_verified(tmp_path: Path) -> None:
     source = saved(tmp_path / "model", model(DENSE))
     done(ckptconv_here("convert", source, tmp_path / "run", *QUIETLY))
-    done(ckptconv_here("verify", source, tmp_path / "run"))
+    verified_here(source, tmp_path / "run")
     pointer = tmp_path / "run/latest_checkpointed_iteration.txt"
     pointer.write_text("1234567")
     assert ckptconv_here("verify", source, tmp_path / "run").code == 1

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from cells import of_features, offered
+from cells import VERIFIED, VERIFY, of_features, offered, verified
 from checkpoints import DATA, ckptconv, ckptconv_here, contents, done
 from effort import examples
 from faults import tiles
@@ -74,7 +74,7 @@ def model(**more: torch.Tensor) -> str:
 @pytest.mark.parametrize("case", CASES)
 def test_it_is_what_peft_makes(case: str) -> None:
     base, wanted = load_file(PEFT / case / "base/model.safetensors"), load_file(PEFT / case / "merged.safetensors")
-    merge(PEFT / case / "base", PEFT / case / "adapter", "out", copy_config=True, verify=True)
+    merge(PEFT / case / "base", PEFT / case / "adapter", "out", copy_config=True, **VERIFIED)
     found = load_file("out/model.safetensors")
     assert found.keys() == {*base, *wanted}
     told = PEFT / case / "settings.json"
@@ -113,7 +113,7 @@ def test_ten_kinds_are_those_of_peft() -> None:
 
 def test_products_are_added_in_float64_and_rounded_once() -> None:
     given = factors("a", 6, 5)
-    merge(model(), adapter(given), "out.safetensors", dtype="bf16", verify=True)
+    merge(model(), adapter(given), "out.safetensors", dtype="bf16", **VERIFIED)
     base = load_file("base.safetensors")
     exact = base["a.weight"].double() + 1.5 * product(given["a.lora_B.weight"], given["a.lora_A.weight"])
     torch.save({"a.weight": exact, "b.weight": base["b.weight"]}, "exact.pt")
@@ -124,7 +124,7 @@ def test_products_are_added_in_float64_and_rounded_once() -> None:
 
 def test_several_adapters_are_added_and_rounded_once() -> None:
     first, second = factors("a", 6, 5), {name: tensor * 0.3 for name, tensor in factors("a", 6, 5).items()}
-    merge(model(), [adapter(first, "one"), adapter(second, "two", use_rslora=True)], "out.safetensors", verify=True)
+    merge(model(), [adapter(first, "one"), adapter(second, "two", use_rslora=True)], "out.safetensors", **VERIFIED)
     exact = load_file("base.safetensors")["a.weight"].double()
     exact = exact + 1.5 * product(first["a.lora_B.weight"], first["a.lora_A.weight"])
     exact = exact + 3 / 2**0.5 * product(second["a.lora_B.weight"], second["a.lora_A.weight"])
@@ -133,7 +133,7 @@ def test_several_adapters_are_added_and_rounded_once() -> None:
 
 def test_lengths_of_rows_are_those_of_dora() -> None:
     given = {**factors("a", 6, 5), "a.lora_magnitude_vector": random(6, seed=5).abs()}
-    merge(model(), adapter(given, use_dora=True), "out.safetensors", verify=True)
+    merge(model(), adapter(given, use_dora=True), "out.safetensors", **VERIFIED)
     rows = load_file("base.safetensors")["a.weight"].double()
     rows = rows + 1.5 * product(given["a.lora_B.weight"], given["a.lora_A.weight"])
     wanted = given["a.lora_magnitude_vector"].double()[:, None] * rows / rows.norm(dim=1, keepdim=True)
@@ -186,7 +186,7 @@ def test_experts_may_be_stacked_in_the_base(turned: bool) -> None:
     save_file({"m.experts.gate_up_proj": base}, "stacked.safetensors")
     left, right = random(rows, 2 * experts, seed=1), random(2 * experts, columns, seed=2)
     given = {"m.experts.lora_A.weight": right, "m.experts.lora_B.weight": left}
-    merge("stacked.safetensors", adapter(given, target_parameters=["gate_up_proj"]), "out.safetensors", verify=True)
+    merge("stacked.safetensors", adapter(given, target_parameters=["gate_up_proj"]), "out.safetensors", **VERIFIED)
     delta = torch.einsum(
         "ore,eri->eoi", left.double().reshape(rows, 2, experts), right.double().reshape(experts, 2, columns)
     )
@@ -204,7 +204,7 @@ def test_square_experts_are_transposed_if_the_others_of_their_module_are() -> No
     down = random(experts, size, size, seed=3)
     for shape, turned in (((2 * size, size), False), ((size, 2 * size), True)):
         save_file({"m.experts.down_proj": down, "m.experts.gate_up_proj": random(experts, *shape)}, "base.safetensors")
-        merge("base.safetensors", given, "out.safetensors", verify=True)
+        merge("base.safetensors", given, "out.safetensors", **VERIFIED)
         wanted = down.double() + 1.5 * (delta.mT if turned else delta)
         torch.testing.assert_close(load_file("out.safetensors")["m.experts.down_proj"].double(), wanted)
     save_file({"m.experts.down_proj": down}, "base.safetensors")
@@ -230,7 +230,7 @@ def test_experts_of_the_base_may_have_other_names_than_in_memory() -> None:
         given[f"{memory}.experts{depth}.lora_B.weight"] = left
     told = {"target_parameters": ["mlp.gate.weight", "mlp.experts.gate_up_proj", "mlp.experts.down_proj"]}
     patterns = {"rank_pattern": {"experts.down_proj": 3}, "alpha_pattern": {"down_proj": 9, "gate.weight": 2}}
-    merge("base.safetensors", adapter(given, **told, **patterns), "out.safetensors", verify=True)
+    merge("base.safetensors", adapter(given, **told, **patterns), "out.safetensors", **VERIFIED)
     found = load_file("out.safetensors")
 
     def delta(left: torch.Tensor, right: torch.Tensor, number: int) -> torch.Tensor:
@@ -273,7 +273,7 @@ def test_adapters_and_bases_may_be_of_any_format() -> None:
     Path("trained").mkdir()
     torch.save(live, "trained/adapter_model.bin")
     shutil.copy("adapter/adapter_config.json", "trained")
-    merge("base.pt", "trained", "again.safetensors", verify=True)
+    merge("base.pt", "trained", "again.safetensors", **VERIFIED)
     found, wanted = load_file("again.safetensors"), load_file("out.safetensors")
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
@@ -293,7 +293,7 @@ def test_adapters_may_be_in_the_files_of_ranks(save: Callable[[Path, Tensors], o
 
     save(Path("run"), training(given))
     shutil.copy("adapter/adapter_config.json", "run")
-    merge("base.safetensors", "run", "again.safetensors", verify=True)
+    merge("base.safetensors", "run", "again.safetensors", **VERIFIED)
     assert torch.equal(load_file("again.safetensors")["a.weight"], load_file("out.safetensors")["a.weight"])
 
 
@@ -317,7 +317,7 @@ def test_a_training_holds_the_base_too() -> None:
     Path("run").mkdir()
     torch.save(told, "run/adapter_model.bin")
     shutil.copy(Path(adapter({}), "adapter_config.json"), "run")
-    merge("base.safetensors", "run", "out.safetensors", verify=True)
+    merge("base.safetensors", "run", "out.safetensors", **VERIFIED)
     found = load_file("out.safetensors")
     assert torch.equal(found["head.weight"], random(3, seed=4))
     for number in range(experts):
@@ -337,7 +337,7 @@ def test_a_quantized_base_is_merged_into_as_its_weights() -> None:
     convert(case, "once", dequantize=True)
     name, weight = next((n, t) for n, t in load_file("once/model.safetensors").items() if t.dim() == 2 and "proj" in n)
     given = adapter(factors(name.removesuffix(".weight"), *weight.shape))
-    merge(case, given, "out", dequantize=True, verify=True)
+    merge(case, given, "out", dequantize=True, **VERIFIED)
     assert not torch.equal(load_file("out/model.safetensors")[name], weight)
 
 
@@ -355,7 +355,7 @@ def test_a_base_of_codes_is_refused_with_what_to_do(way: str, kept: bool) -> Non
     with pytest.raises(UnsupportedError, match=r"'m\.up_proj\.weight' is quantized") as refused:
         merge("base", adapter(given), "out")
     assert "--dequantize" in refused.value.hint
-    report = merge("base", "adapter", "out", dequantize=True, quantize=way, verify=True)
+    report = merge("base", "adapter", "out", dequantize=True, quantize=way, **VERIFIED)
     assert report.quantized == {way: 1}
 
 
@@ -366,7 +366,7 @@ def tied_model() -> str:
 
 
 def test_tied_names_stay_tied() -> None:
-    report = merge(tied_model(), adapter(factors("a", 6, 5)), "out.safetensors", verify=True)
+    report = merge(tied_model(), adapter(factors("a", 6, 5)), "out.safetensors", **VERIFIED)
     assert report.aliases == {"head.weight": "a.weight"}
 
 
@@ -471,7 +471,7 @@ def test_the_manifest_names_the_adapters_and_verify_reads_them(monkeypatch: pyte
         verify("base.safetensors", "out")
     tiles(LowRank, scale=lambda kernel: kernel.scale * 2)(monkeypatch)
     with pytest.raises(DifferenceError):
-        merge("base.safetensors", given, "again", verify=True)
+        merge("base.safetensors", given, "again", **VERIFIED)
 
 
 def large() -> tuple[str, str]:
@@ -509,7 +509,7 @@ def test_base_adapter_and_output_may_be_on_a_store() -> None:
         place = make()
         there = [place.put(Path(each), str(each)) for each in (base, given)]
         output = f"{place.url}/merged.safetensors" if place.writable else "merged.safetensors"
-        merge(*there, output, storage_options=place.options, verify=True)
+        merge(*there, output, storage_options=place.options, **VERIFIED)
         made = place.contents()["merged.safetensors"] if place.writable else Path(output).read_bytes()
         assert made == Path("out.safetensors").read_bytes()
 
@@ -518,7 +518,7 @@ def test_base_adapter_and_output_may_be_on_a_store() -> None:
 def test_a_reference_is_for_what_is_merged() -> None:
     base, given = large()
     save_file({name: tensor.float() for name, tensor in load_file(base).items()}, "like.safetensors")
-    merge(base, given, "wide.safetensors", like="like.safetensors", verify=True)
+    merge(base, given, "wide.safetensors", like="like.safetensors", **VERIFIED)
     assert {tensor.dtype for tensor in load_file("wide.safetensors").values()} == {torch.float32}
 
 
@@ -531,7 +531,7 @@ def test_a_map_is_for_what_is_merged() -> None:
         '[[rule]]\nhere = "e.weight : (a + a) b"\nthere = ["e1 : a b", "e2 : a b"]\n\n'
         '[keep]\nnames = ["?", "f.weight"]\n'
     )
-    merge(base, given, "mapped.safetensors", map="./my.toml", verify=True)
+    merge(base, given, "mapped.safetensors", map="./my.toml", **VERIFIED)
     found = load_file("mapped.safetensors")
     assert torch.equal(torch.cat([found["e1"], found["e2"]]), wanted["e.weight"])
     assert torch.equal(found["f.weight"], wanted["f.weight"])
@@ -598,12 +598,12 @@ def test_of_several_adapters_in_one_place_one_is_named() -> None:
     with pytest.raises(UsageError, match="2 adapters: 'default', 'reference'"):
         merge(model(), "run", "out")
     for name, given in (("default", first), ("reference", second)):
-        assert ckptconv_here("merge", "base.safetensors", "run", name, "--adapter", name, "--verify").code == 0
+        assert ckptconv_here("merge", "base.safetensors", "run", name, "--adapter", name, *VERIFY).code == 0
         alone = adapter(given, f"{name}-alone")
         merge("base.safetensors", alone, f"{name}-merged")
         found, wanted = (load_file(f"{each}/model.safetensors") for each in (name, f"{name}-merged"))
         assert torch.equal(found["a.weight"], wanted["a.weight"])
-        verify("base.safetensors", name)
+        verified("base.safetensors", name)
 
 
 def test_a_name_that_tensors_leave_out_is_that_of_their_directory() -> None:
@@ -616,7 +616,7 @@ def test_a_name_that_tensors_leave_out_is_that_of_their_directory() -> None:
     for path, name in (("run", ""), ("run", "default"), ("run", "reference"), ("run/reference", "reference")):
         merge(base, path, output := f"{path}-{name}-merged".replace("/", "-"), adapter=name)
         found[path, name] = load_file(f"{output}/model.safetensors")["a.weight"]
-        verify(base, output)
+        verified(base, output)
     assert torch.equal(found["run", "default"], found["run", ""])
     assert torch.equal(found["run", "reference"], found["run/reference", "reference"])
     assert not torch.equal(found["run", "reference"], found["run", ""])
@@ -634,14 +634,14 @@ def test_whole_tensors_of_two_adapters_are_no_sum() -> None:
     for others in ([first, adapter(wrapped, "wrapped")], [saved, adapter({"b.weight": random(4)}, "saved-too")]):
         with pytest.raises(CorruptError, match="which another adapter changes too"):
             merge(model(), others, "out")
-    merge(model(), ["wrapped", first, saved], "out", verify=True)
+    merge(model(), ["wrapped", first, saved], "out", **VERIFIED)
 
 
 def test_so_many_adapters_are_not_merged_at_once() -> None:
     given = adapter(factors("a", 6, 5))
     with pytest.raises(UsageError, match="at most 64 can be merged at once"):
         merge(model(), [given] * 2000, "out")
-    report = merge("base.safetensors", [given] * 64, "out", verify=True)
+    report = merge("base.safetensors", [given] * 64, "out", **VERIFIED)
     assert len(report.adapters) == 64
 
 
@@ -675,7 +675,7 @@ def test_stacks_are_told_by_what_is_left() -> None:
         left, right = random(depth + 2, 2 * experts, seed=depth), random(2 * experts, 3, seed=depth + 50)
         given[f"m{'.base_layer' * depth}.lora_A.weight"] = right
         given[f"m{'.base_layer' * depth}.lora_B.weight"] = left
-    merge("base.safetensors", adapter(given), "out.safetensors", verify=True)
+    merge("base.safetensors", adapter(given), "out.safetensors", **VERIFIED)
     found = load_file("out.safetensors")
     changed = [name for name, tensor in found.items() if not torch.equal(tensor, stacks[name])]
     assert sorted(changed) == sorted(f"m.{name}" for name in names[:10])
@@ -693,7 +693,7 @@ def test_what_is_said_of_square_matrices_is_what_the_other_modules_show() -> Non
     for shape, others, wanted in (((6, 5), more, delta), ((5, 6), more, delta.T), ((6, 5), {}, delta.T)):
         save_file({"l.0.q.weight": base, "l.0.k.weight": random(*shape)}, "base.safetensors")
         shutil.rmtree("adapter", ignore_errors=True)
-        merge("base.safetensors", adapter({**square, **others}, fan_in_fan_out=True), "out.safetensors", verify=True)
+        merge("base.safetensors", adapter({**square, **others}, fan_in_fan_out=True), "out.safetensors", **VERIFIED)
         assert torch.equal(load_file("out.safetensors")["l.0.q.weight"], (base.double() + wanted).float())
 
 
@@ -701,7 +701,7 @@ def test_kernels_of_convolutions_are_products_of_rows() -> None:
     base = random(6, 5, 3, 2)
     save_file({"c.weight": base}, "base.safetensors")
     left, right = random(6, 2, 1, 1, seed=1), random(2, 5, 3, 2, seed=2)
-    merge("base.safetensors", adapter({"c.lora_A.weight": right, "c.lora_B.weight": left}), "out", verify=True)
+    merge("base.safetensors", adapter({"c.lora_A.weight": right, "c.lora_B.weight": left}), "out", **VERIFIED)
     wanted = base.double() + 1.5 * torch.einsum("or,rikl->oikl", left.double()[:, :, 0, 0], right.double())
     torch.testing.assert_close(load_file("out/model.safetensors")["c.weight"].double(), wanted, rtol=1e-6, atol=1e-6)
     wide = {"c.lora_A.weight": right, "c.lora_B.weight": random(6, 2, 3, 2)}
@@ -740,7 +740,7 @@ def test_what_files_hold_in_one_tensor_is_changed_in_parts() -> None:
     base = random(12, 5)
     save_file({file: base}, "base.safetensors")
     given = {key: tensor for module in modules[:2] for key, tensor in factors(module, 4, 5).items()}
-    merge("base.safetensors", adapter(given), "out.safetensors", verify=True)
+    merge("base.safetensors", adapter(given), "out.safetensors", **VERIFIED)
     found = load_file("out.safetensors")[file]
     delta = 1.5 * product(given[f"{modules[0]}.lora_B.weight"], given[f"{modules[0]}.lora_A.weight"])
     wanted = base.double()
@@ -766,7 +766,7 @@ def test_tied_names_in_a_file_are_told_apart_too() -> None:
     tensors = load_file(case / "base/model.safetensors")
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
     torch.save(tensors, "base.pt")
-    report = merge("base.pt", case / "adapter", "out", verify=True)
+    report = merge("base.pt", case / "adapter", "out", **VERIFIED)
     wanted, found = load_file(case / "merged.safetensors"), load_file("out/model.safetensors")
     assert torch.equal(found["model.embed_tokens.weight"], wanted["model.embed_tokens.weight"])
     assert torch.equal(found["lm_head.weight"], tensors["lm_head.weight"])
@@ -779,7 +779,7 @@ def test_a_head_that_nothing_names_is_not_added() -> None:
     given = {"score.weight": random(2, 5)}
     with pytest.raises(CorruptError, match=r"has no 'score\.weight'"):
         merge(model(), adapter(given), "out")
-    report = merge(model(), adapter(given, "named", modules_to_save=["score"]), "out", verify=True)
+    report = merge(model(), adapter(given, "named", modules_to_save=["score"]), "out", **VERIFIED)
     assert torch.equal(load_file("out/model.safetensors")["score.weight"], given["score.weight"])
     assert any("'score.weight' was added" in note for note in report.notes)
 
@@ -859,5 +859,5 @@ def test_any_adapter_is_merged_and_verified_or_refused(tensors: Any, words: dict
     Path("base/config.json").write_text(json.dumps({"tie_word_embeddings": ties, "vocab_size": 20}))
     made = {f"{module}.{end}": random(*shape).to(dtype) for (module, end), (shape, dtype) in tensors.items()}
     with contextlib.suppress(CkptconvError):
-        merge("base", adapter(made, **words), "out", verify=True, fsync=False, copy_config=True)
+        merge("base", adapter(made, **words), "out", **VERIFIED, fsync=False, copy_config=True)
         assert load_file("out/model.safetensors").keys() >= BASE.keys()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cells import of_features
+from cells import VERIFIED, of_features
 from effort import every
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
@@ -46,7 +46,7 @@ def test_an_adapter_of_a_weight_of_every_dialect_is_added_before_it_is_rounded(c
     matrices = [name for name in named if len(exact[name].shape) == 2]
     for number, name in enumerate(matrices[:1]):
         adapter, more = adapter_of(name, tuple(exact[name].shape), tmp_path / f"adapter{number}")
-        ckptconv.merge(source, adapter, tmp_path / "merged", dequantize=True, verify=True, fsync=False)
+        ckptconv.merge(source, adapter, tmp_path / "merged", dequantize=True, **VERIFIED, fsync=False)
         merged = load_file(tmp_path / "merged" / "model.safetensors")[name]
         assert np.array_equal(numbers(merged), nearest(numbers(exact[name]) + more, "bfloat16"), equal_nan=True), name
         if case not in MADE_CODES:

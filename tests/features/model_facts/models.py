@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from cells import VERIFIED
 from safetensors.torch import load_file, save_file
 
 import ckptconv
@@ -121,7 +122,7 @@ def converted(
     source: Path, out: Path, **options: Any
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any], ckptconv.Report]:
     """The tensors and the configuration of a part, and the report; the output is verified twice."""
-    report = ckptconv.convert(source, out, verify=True, fsync=False, **options)
+    report = ckptconv.convert(source, out, **VERIFIED, fsync=False, **options)
     assert ckptconv.verify(source, out).tensors == report.tensors
     path = out / "config.json"
     return load_file(out / "model.safetensors"), json.loads(path.read_text()) if path.exists() else {}, report

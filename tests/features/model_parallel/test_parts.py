@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cells import of_features
+from cells import VERIFY, of_features
 from checkpoints import ckptconv_here, done
 from compare import evaluate
 from effort import every
@@ -282,7 +282,7 @@ def test_ranks_are_converted_and_verified(
     run = write(ours, tmp_path / "run")
     (run / "config.json").write_text(json.dumps(config))
     out = tmp_path / "o.safetensors"
-    done = ckptconv_here("convert", run, out, "--map", name, "--verify", "--no-fsync")
+    done = ckptconv_here("convert", run, out, "--map", name, *VERIFY, "--no-fsync")
     assert done.code == 0, done.err
     made = load_file(out)
     assert made.keys() == hf.keys()

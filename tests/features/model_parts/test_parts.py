@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from cells import offered, opened
+from cells import VERIFIED, offered, opened
 from effort import every
 from features.model_facts import models
 from features.model_facts.models import assert_equal, converted
@@ -137,7 +137,7 @@ def test_every_way_to_convert_gives_the_same_part(tmp_path: Path) -> None:
     part: dict[str, Any] = {"layers": "0,3", "experts": "1-2"}
     wanted, _, _ = converted(tmp_path / "m", tmp_path / "out", **part)
     if "pt" in NAMED:
-        ckptconv.convert(tmp_path / "m", tmp_path / "m.pt", fsync=False, verify=True, **part)
+        ckptconv.convert(tmp_path / "m", tmp_path / "m.pt", fsync=False, **VERIFIED, **part)
         assert_equal(dict(torch.load(tmp_path / "m.pt", weights_only=True)), wanted)
         ckptconv.convert(tmp_path / "m.pt", tmp_path / "one.safetensors", fsync=False)
         assert_equal(load_file(tmp_path / "one.safetensors"), wanted)

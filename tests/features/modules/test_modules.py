@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from cells import looking, torch_containers
+from cells import VERIFY, looking, torch_containers, verified_here
 from checkpoints import ckptconv_here, done
 from effort import every, examples
 from hypothesis import HealthCheck, given
@@ -206,10 +206,10 @@ def test_a_module_is_its_state_dict(kind: str, tmp_path: Path) -> None:
     for container, options in torch_containers().items():
         path = saved(model, tmp_path / f"{container}.pt", **options)
         compare(state_of(path), theirs)
-    run = done(ckptconv_here("pt2safetensors", path, tmp_path / "out.safetensors", "--verify", "--json"))
+    run = done(ckptconv_here("pt2safetensors", path, tmp_path / "out.safetensors", *VERIFY, "--json"))
     assert run.json["opaque"] == []
     compare(state_in(tmp_path / "out.safetensors"), theirs)
-    assert ckptconv_here("verify", path, tmp_path / "out.safetensors").code == 0
+    verified_here(path, tmp_path / "out.safetensors")
     if "pt" in NAMED:
         assert ckptconv_here("safetensors2pt", tmp_path / "out.safetensors", tmp_path / "back.pt").code == 0
         compare(torch.load(tmp_path / "back.pt", weights_only=True), theirs)
@@ -260,7 +260,7 @@ def test_modules_anywhere_are_taken_and_the_rest_stays(tmp_path: Path) -> None:
 def test_a_key_takes_one_of_several(tmp_path: Path) -> None:
     run = a_run()
     path = saved(run, tmp_path / "run.pt")
-    done(ckptconv_here("pt2safetensors", path, tmp_path / "ema.safetensors", "--key", "ema", "--verify", "--json"))
+    done(ckptconv_here("pt2safetensors", path, tmp_path / "ema.safetensors", "--key", "ema", *VERIFY, "--json"))
     compare(state_in(tmp_path / "ema.safetensors"), run["ema"].state_dict())
 
 
@@ -285,7 +285,7 @@ def test_raw_takes_the_objects(tmp_path: Path) -> None:
     assert "not a usable model. Without --raw, whole modules" in run.json["warnings"][0]
     source = open_source(path, raw=True)
     assert "state.0._modules.0.state.0._parameters.weight" in flatten(source.weights)[0]
-    assert ckptconv_here("verify", path, tmp_path / "out.safetensors", "--raw").code == 0
+    verified_here(path, tmp_path / "out.safetensors", "--raw")
     assert ckptconv_here("verify", path, tmp_path / "out.safetensors").code != 0
 
 

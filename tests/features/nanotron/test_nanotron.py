@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from cells import VERIFY
 from checkpoints import ckptconv_here, done
 from effort import every
 from safetensors.torch import load_file, save_file
@@ -54,7 +55,7 @@ def written(step: Path) -> Path:
 
 def test_parts_are_joined_as_their_slices_say(tmp_path: Path) -> None:
     step = written(tmp_path / "10")
-    done(ckptconv_here("convert", step, tmp_path / "out.safetensors", "--verify"))
+    done(ckptconv_here("convert", step, tmp_path / "out.safetensors", *VERIFY))
     found = load_file(tmp_path / "out.safetensors")
     assert found.keys() == NAMES.keys()
     for name, tensor in NAMES.items():

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cells import VERIFY
 from checkpoints import ckptconv_here, done
 from effort import every
 from format_suite import FormatSuite
@@ -36,7 +37,7 @@ def test_every_order_and_dtype_comes_out(tmp_path: Path) -> None:
     arrays = {kind: np.arange(12).reshape(3, 4).astype(kind) for kind in kinds}
     arrays |= {"fortran": np.asfortranarray(arrays["f4"]), "scalar": np.float32(3), "empty": np.ones((0, 3))}
     np.savez(tmp_path / "x.npz", **arrays)
-    done(ckptconv_here("convert", tmp_path / "x.npz", tmp_path / "x.safetensors", "--checksum", "--verify"))
+    done(ckptconv_here("convert", tmp_path / "x.npz", tmp_path / "x.safetensors", "--checksum", *VERIFY))
     found = load_file(tmp_path / "x.safetensors")
     assert found.keys() == arrays.keys()
     for name, array in arrays.items():

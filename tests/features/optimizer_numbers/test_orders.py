@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from cells import verified_here
 from checkpoints import ckptconv_here
 from effort import every
 from optimizer_files import stepped
@@ -226,7 +227,7 @@ def test_what_tells_an_order_is_an_input(tmp_path: Path) -> None:
         assert ckptconv_here("convert", step, "--optimizer", out, *words).code == 0
         if "part" in OPTIONS:
             assert ckptconv_here("convert", step, "--optimizer", parts, "--part", "0/2", *words).code == 0
-        assert ckptconv_here("verify", step, "--states", out, *words).code == 0
+        verified_here(step, "--states", out, *words)
         file.write_text(other)
         ckptconv_here("verify", step, "--states", out, *words).refused(1)
         if "part" in OPTIONS:
@@ -260,7 +261,7 @@ def test_an_adapter_s_states_in_a_directory_are_verified(tmp_path: Path) -> None
     torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
     words = [tmp_path, tmp_path / "out", "--optimizer", tmp_path / "states"]
     assert ckptconv_here("convert", *words).code == 0
-    assert ckptconv_here("verify", *words).code == 0
+    verified_here(*words)
 
 
 def test_a_group_that_muon_sorted_by_size_is_told_by_its_shapes(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from cells import opened
+from cells import VERIFY, opened
 from checkpoints import assert_same, ckptconv_here, done
 from effort import every
 from optimizer_files import by_name, muon_saved, training_saved
@@ -27,7 +27,7 @@ def refused(run: Any, code: int, *words: str) -> None:
 def test_states_beside_weights_have_the_same_names_in_every_output(form: str, groups: int, tmp_path: Path) -> None:
     state = training_saved(tmp_path / "t.pt", form, groups)
     expected = by_name(state)
-    done(ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "states.safetensors", "--verify"))
+    done(ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "states.safetensors", *VERIFY))
     assert_same(load_file(tmp_path / "states.safetensors"), expected)
     for checkpoint in opened(tmp_path / "t.pt"):
         assert_same({name: each.torch() for name, each in checkpoint.optimizer.items()}, expected)
@@ -53,7 +53,7 @@ def test_factors_of_a_square_parameter_are_not_taken_for_states_of_a_vector(tmp_
 
 def test_two_optimizers_in_a_file_share_the_parameters(tmp_path: Path) -> None:
     expected = muon_saved(tmp_path / "t.pt", "numbers")
-    done(ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "s.safetensors", "--verify"))
+    done(ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "s.safetensors", *VERIFY))
     assert_same(load_file(tmp_path / "s.safetensors"), expected)
     saved = torch.load(tmp_path / "t.pt")
     muon, adamw = saved.pop("optimizers")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cells import opened
+from cells import VERIFY, opened
 from checkpoints import assert_same, ckptconv_here, done
 from effort import every
 from optimizer_files import by_name, muon_saved, trained, training_saved
@@ -18,7 +18,7 @@ from ckptconv.formats import registered
 @every("groups", [1, 2])
 def test_states_keep_their_names_in_every_output(groups: int, tmp_path: Path) -> None:
     expected = by_name(training_saved(tmp_path / "t.pt", groups=groups))
-    done(ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "states.safetensors", "--verify"))
+    done(ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "states.safetensors", *VERIFY))
     assert_same(load_file(tmp_path / "states.safetensors"), expected)
     for checkpoint in opened(tmp_path / "t.pt"):
         assert_same({name: each.torch() for name, each in checkpoint.optimizer.items()}, expected)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cells import looking
+from cells import VERIFY, looking
 from checkpoints import assert_same, ckptconv_here, done
 from effort import every
 from features.compressed.packings import crc32c, packed
@@ -93,7 +93,7 @@ class TestLargeCompressed(TestLarge):
 @every("case", SOUND)
 def test_every_array_comes_out_bit_for_bit(case: str, tmp_path: Path) -> None:
     out = tmp_path / "out.safetensors"
-    done(ckptconv_here("convert", step_of(case), out, "--key", ".", "--verify"))
+    done(ckptconv_here("convert", step_of(case), out, "--key", ".", *VERIFY))
     assert_same(load_file(out), expected_of(case))
 
 
@@ -270,7 +270,7 @@ STORED = {
 def test_what_tensorstore_can_store_comes_out(way: str, inline: int, tmp_path: Path) -> None:
     place = stored(tmp_path / "step", STORED[way], inline=inline)
     out = tmp_path / "out.safetensors"
-    done(ckptconv_here("convert", place, out, "--verify"))
+    done(ckptconv_here("convert", place, out, *VERIFY))
     assert torch.equal(load_file(out)["w"], torch.from_numpy(ARRAY)), way
     for suffix in DESCRIBING:
         ckptconv.convert(place, tmp_path / f"x{suffix}", overwrite=True)
@@ -321,7 +321,7 @@ def test_a_large_chunk_that_lies_in_a_node_is_unpacked_where_it_is_wanted(tmp_pa
         assert len(values["w/0.0"]) < 1 << 14
         database(tmp_path, values, inline=1 << 14, compression=compression)
         (tmp_path / "_METADATA").write_text(writer.metadata(writer.entry("w")))
-        done(ckptconv_here("convert", tmp_path, tmp_path / "out.safetensors", "--verify"))
+        done(ckptconv_here("convert", tmp_path, tmp_path / "out.safetensors", *VERIFY))
         assert torch.equal(load_file(tmp_path / "out.safetensors")["w"], torch.from_numpy(zeros))
         for command in looking():
             assert ckptconv_here(command, tmp_path).code == 0, command

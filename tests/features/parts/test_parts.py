@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cells import VERIFY
 from checkpoints import SHARDS, Run, ckptconv_here, contents, done, seven_shards
 from hypothesis import given
 from hypothesis import strategies as st
@@ -321,7 +322,7 @@ def test_a_part_that_is_killed_goes_on(model: Path, tmp_path: Path) -> None:
     assert contents(out) == whole(model, tmp_path / "expected")
 
 
-@pytest.mark.parametrize("options", [["--verify"], ["--manifest", "m.json"]])
+@pytest.mark.parametrize("options", [[*VERIFY], ["--manifest", "m.json"]])
 def test_what_needs_the_whole_is_refused_for_a_part(model: Path, tmp_path: Path, options: list[str]) -> None:
     assert part(model, tmp_path / "out", "0/2", *options).code == 2
     assert not (tmp_path / "out").exists()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cells import of_features, trained
+from cells import VERIFY, of_features, trained, verified_here
 from checkpoints import ckptconv, ckptconv_here, done
 from reading import state_of
 from safetensors.torch import load_file
@@ -59,9 +59,9 @@ def is_vector(path: Path) -> bool:
 def test_a_file_of_it_is_converted_and_verified_on_the_command_line(site: Path, tmp_path: Path) -> None:
     install(site, MODULE)
     path, output = a_vector(tmp_path / "a.vec"), tmp_path / "model"
-    done(ckptconv("pt2safetensors", path, output, "--verify"))
+    done(ckptconv("pt2safetensors", path, output, *VERIFY))
     assert is_vector(output / "model.safetensors")
-    assert ckptconv_here("verify", path, output).code == 0
+    verified_here(path, output)
     (output / "model.safetensors").write_bytes((output / "model.safetensors").read_bytes()[:-1] + b"\0")
     assert ckptconv_here("verify", path, output).code == 1
     source = open_source(path)

@@ -17,11 +17,11 @@ from ckptconv.features.quantized.computing import Quantize
 from ckptconv.features.quantized.making import parts, tiles_of
 from ckptconv.features.quantized.options import ROUNDING_WAYS
 from ckptconv.features.quantized.table import WAYS
+from ckptconv.features.verify.evaluate import Evaluator
 from ckptconv.plan import Data
 from ckptconv.storage.files import Readers
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Inline, LazyTensor
-from ckptconv.verification.evaluate import Evaluator
 
 # Codes of four bits, as other programs make them.
 OF_FOUR_BITS = ("mxfp4", "nvfp4", "nvfp4-modelopt")

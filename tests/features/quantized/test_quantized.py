@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cells import looking, of_features, offered
+from cells import VERIFIED, looking, of_features, offered
 from checkpoints import ckptconv_here, metadata_of
 from effort import every
 from features.quantized.dialects import CASES, QUANTIZED
@@ -63,7 +63,7 @@ def codes(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def weights(source: Path, output: Path, **options: Any) -> dict[str, torch.Tensor]:
-    ckptconv.convert(source, output, dequantize=True, verify=True, **options)
+    ckptconv.convert(source, output, dequantize=True, **VERIFIED, **options)
     return load_file(output / "model.safetensors")
 
 
@@ -112,7 +112,7 @@ def test_tensors_stored_in_parts_are_weights_in_both_their_files(file: Path, tmp
     expected = ((codes - zero) * parts["0._weight_scale"].float()).bfloat16()
     for ending in ("safetensors", "pt"):
         output = tmp_path / f"{ending}.safetensors"
-        ckptconv.convert(f"{file}.{ending}", output, dequantize=True, verify=True)
+        ckptconv.convert(f"{file}.{ending}", output, dequantize=True, **VERIFIED)
         made = load_file(output)
         assert made.keys() == {"0.weight", "0.bias", "1.weight", "1.bias"}
         assert bits({"": made["0.weight"]}) == bits({"": expected})
@@ -143,7 +143,7 @@ def test_scales_are_gone_from_tensors_index_and_sizes(tmp_path: Path) -> None:
         save_file(shard, source / file)
         index.update(dict.fromkeys(shard, file))
     (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
-    report = ckptconv.convert(source, tmp_path / "out", dequantize=True, max_shard_size="55KB", verify=True)
+    report = ckptconv.convert(source, tmp_path / "out", dequantize=True, max_shard_size="55KB", **VERIFIED)
     told = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
     assert told["weight_map"].keys() == {NAME, "b", "norm"}
     assert told["metadata"]["total_size"] == 130 * 200 * 2 + 36000 + 16
@@ -198,7 +198,7 @@ def test_a_nested_configuration_does_not_outlive_what_is_quantized_anew(tmp_path
     nested = {"text_config": {"quantization_config": {**FP8, "weight_block_size": [4, 4]}, "expert_dtype": "fp4"}}
     (source / "config.json").write_text(json.dumps(nested))
     (source / "hf_quant_config.json").write_text("{}")
-    ckptconv.convert(source, tmp_path / "codes", quantize="fp8-block", verify=True)
+    ckptconv.convert(source, tmp_path / "codes", quantize="fp8-block", **VERIFIED)
     told = json.loads((tmp_path / "codes" / "config.json").read_text())
     assert told["text_config"] == {}
     assert told["quantization_config"]["weight_block_size"] == [128, 128]
@@ -571,7 +571,7 @@ def test_compressed_tensors_mxfp6_has_four_codes_in_three_bytes(tmp_path: Path) 
     spec = {"num_bits": 6, "type": "float", "strategy": "group", "group_size": 32}
     words = {**PACKED, "format": "mxfp6-pack-quantized", "config_groups": {"g": {"weights": spec}}}
     source = model_directory(tmp_path / "in", tensors, words)
-    report = ckptconv.convert(source, tmp_path / "out", dequantize=True, verify=True)
+    report = ckptconv.convert(source, tmp_path / "out", dequantize=True, **VERIFIED)
     assert report.dequantized == {"MXFP6": 1}
     numbers = torch.tensor([0.125, 1, 7.5, -7.5] * 8)
     made = load_file(tmp_path / "out" / "model.safetensors")
@@ -614,7 +614,7 @@ def test_autorounds_floats_lie_as_those_of_compressed_tensors(tmp_path: Path) ->
             out = tmp_path / f"{called}-{number}"
             parts, expected = (load_file(QUANTIZED / case / f"{name}.safetensors") for name in ("model", "expected"))
             source = model_directory(tmp_path / f"{number} {case}", parts, config)
-            report = ckptconv.convert(source, out, dequantize=True, dtype="bf16", verify=True)
+            report = ckptconv.convert(source, out, dequantize=True, dtype="bf16", **VERIFIED)
             assert report.dequantized.keys() == {called}
             assert bits(load_file(out / "model.safetensors")) == bits(expected)
     scale = torch.full((4, 2), 120, dtype=torch.uint8)
@@ -956,7 +956,7 @@ def test_what_comfyui_writes_is_described_in_its_metadata(tmp_path: Path) -> Non
     layers |= {"c": {"format": "int8_blockwise", "group_size": 128}}
     metadata = {"_quantization_metadata": json.dumps({"format_version": "1.0", "layers": layers}), "kept": "yes"}
     save_file(tensors, tmp_path / "x.safetensors", metadata)
-    ckptconv.convert(tmp_path / "x.safetensors", tmp_path / "y.safetensors", dequantize=True, verify=True)
+    ckptconv.convert(tmp_path / "x.safetensors", tmp_path / "y.safetensors", dequantize=True, **VERIFIED)
     made = load_file(tmp_path / "y.safetensors")
     weight = (floats.float() * 0.37).bfloat16()
     spread = grid.repeat_interleave(128, 1)
@@ -974,7 +974,7 @@ def test_what_comfyui_writes_may_be_described_in_tensors(tmp_path: Path) -> None
         save_file(tensors, tmp_path / "x.safetensors")
         return tmp_path / "x.safetensors"
 
-    ckptconv.convert(written(), tmp_path / "y.safetensors", dequantize=True, verify=True)
+    ckptconv.convert(written(), tmp_path / "y.safetensors", dequantize=True, **VERIFIED)
     expected = {"a.weight": (integers.float() * scale).bfloat16(), "b.weight": integers}
     assert bits(load_file(tmp_path / "y.safetensors")) == bits(expected)
     assert "'convrot'" in refused(written(convrot=True, convrot_groupsize=4), tmp_path)
@@ -983,7 +983,7 @@ def test_what_comfyui_writes_may_be_described_in_tensors(tmp_path: Path) -> None
 def test_state_dicts_of_torch_are_dequantized_where_they_lie(tmp_path: Path) -> None:
     state = {"model": {"x.weight": codes(3, 4), "x.weight_scale": torch.tensor(0.5)}, "step": 7}
     torch.save(state, tmp_path / "x.pt")
-    ckptconv.convert(tmp_path / "x.pt", tmp_path / "y.safetensors", dequantize=True, verify=True)
+    ckptconv.convert(tmp_path / "x.pt", tmp_path / "y.safetensors", dequantize=True, **VERIFIED)
     tree = state_in(tmp_path / "y.safetensors")
     assert tree["step"] == 7
     assert bits(tree["model"]) == bits({"x.weight": (codes(3, 4).float() * 0.5).bfloat16()})
@@ -1046,8 +1046,8 @@ def test_a_map_and_a_reference_see_the_weights(tmp_path: Path) -> None:
     (tmp_path / "m.toml").write_text(_STACKED)
     ckptconv.convert(source, plain, dequantize=True)
     ckptconv.convert(plain, tmp_path / "two", map=tmp_path / "m.toml")
-    ckptconv.convert(source, tmp_path / "one", dequantize=True, map=tmp_path / "m.toml", verify=True)
-    options: dict[str, Any] = {"dequantize": True, "map": tmp_path / "m.toml", "verify": True}
+    ckptconv.convert(source, tmp_path / "one", dequantize=True, map=tmp_path / "m.toml", **VERIFIED)
+    options: dict[str, Any] = {"dequantize": True, "map": tmp_path / "m.toml", **VERIFIED}
     ckptconv.convert(source, tmp_path / "like", like=tmp_path / "two", **options)
     for to in CHECKPOINTS[:1]:
         ckptconv.convert(source, tmp_path / to, to=to, **options)
@@ -1082,7 +1082,7 @@ def test_tied_weights_stay_tied(tmp_path: Path) -> None:
     tied, scale = codes(40, 30), torch.tensor(0.5)
     state = {f"{name}.weight{part}": each for name in "ab" for part, each in (("", tied), ("_scale", scale))}
     torch.save(state, tmp_path / "x.pt")
-    report = ckptconv.convert(tmp_path / "x.pt", tmp_path / "y.safetensors", dequantize=True, verify=True)
+    report = ckptconv.convert(tmp_path / "x.pt", tmp_path / "y.safetensors", dequantize=True, **VERIFIED)
     assert report.aliases == {"b.weight": "a.weight"}
     made = load_file(tmp_path / "y.safetensors")
     assert bits({"": made["a.weight"]}) == bits({"": (tied.float() * 0.5).bfloat16()})

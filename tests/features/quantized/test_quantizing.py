@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cells import offered
+from cells import VERIFIED, offered
 from effort import every
 from features.quantized.dialects import MADE, QUANTIZED
 from safetensors.torch import load_file, save_file
@@ -65,7 +65,7 @@ def test_vllm_is_named_only_if_all_that_it_joins_is_quantized_or_none(
 @every("way", ROUNDING_WAYS)
 def test_weights_are_quantized_and_the_configuration_says_so(way: str, tmp_path: Path) -> None:
     source, out = model(tmp_path / "m"), tmp_path / "q"
-    report = ckptconv.convert(source, out, quantize=way, verify=True)
+    report = ckptconv.convert(source, out, quantize=way, **VERIFIED)
     (note,) = (note for note in report.notes if f"quantized 2 weights as {way}" in note)
     row = next(line for line in PAGE.read_text().splitlines() if line.startswith(f"| `{way}` |"))
     readers = row.rsplit("| ", 1)[1].removesuffix(" |")
@@ -91,7 +91,7 @@ def test_the_parts_are_those_of_the_program_that_has_the_format(way: str, tmp_pa
     scale; of a weight of zeros alone it makes NaN, and we do not."""
     source = tmp_path / "in.safetensors"
     shutil.copy(MADE[way] / "source.safetensors", source)
-    ckptconv.convert(source, tmp_path / "out.safetensors", quantize=way, verify=True)
+    ckptconv.convert(source, tmp_path / "out.safetensors", quantize=way, **VERIFIED)
     made, expected = load_file(tmp_path / "out.safetensors"), load_file(MADE[way] / "made.safetensors")
     assert made.keys() == expected.keys()
     for name, tensor in expected.items():
@@ -218,7 +218,7 @@ def test_a_scale_that_was_changed_is_found(tmp_path: Path) -> None:
 )
 def test_another_format_gives_back_the_same_numbers(name: str, way: str, tmp_path: Path) -> None:
     source = QUANTIZED / name
-    report = ckptconv.convert(source, tmp_path / "q", requantize=way, verify=True)
+    report = ckptconv.convert(source, tmp_path / "q", requantize=way, **VERIFIED)
     assert not any("float32" in note for note in report.notes)
     for place, path in ((source, "before"), (tmp_path / "q", "after")):
         ckptconv.convert(place, tmp_path / path, dequantize=True, dtype="fp32")
@@ -256,7 +256,7 @@ def test_a_map_does_not_round_what_is_requantized(tmp_path: Path) -> None:
     for options in ({}, {"map": rules}):
         with pytest.raises(UnsupportedError, match=r"'[abc]\.weight' has numbers"):
             ckptconv.convert(source, tmp_path / "x", requantize="fp8-block", **options)
-    ckptconv.convert(source, tmp_path / "y", dequantize=True, quantize="fp8-block", map=rules, verify=True)
+    ckptconv.convert(source, tmp_path / "y", dequantize=True, quantize="fp8-block", map=rules, **VERIFIED)
     assert json.loads((tmp_path / "y" / "config.json").read_text())["dtype"] == "bfloat16"
 
 
@@ -286,7 +286,7 @@ def of_mxfp4(here: Path, exponents: list[int], codes: int = 0x21) -> Path:
 @every("least", [-20, -119, 100])
 def test_scales_of_nvfp4_may_be_seventeen_powers_of_two_apart(least: int, tmp_path: Path) -> None:
     source = of_mxfp4(tmp_path / "s", [least, least + 3, least + 17])
-    ckptconv.convert(source, tmp_path / "q", requantize="nvfp4", verify=True)
+    ckptconv.convert(source, tmp_path / "q", requantize="nvfp4", **VERIFIED)
     tensors = load_file(tmp_path / "q" / "model.safetensors")
     scales = tensors["a.weight_scale"].float() / tensors["a.weight_global_scale"]
     assert torch.equal(
@@ -298,7 +298,7 @@ def test_scales_of_nvfp4_may_be_seventeen_powers_of_two_apart(least: int, tmp_pa
         ckptconv.convert(wide, tmp_path / "x", requantize="nvfp4")
     # Zeros, of both signs, need no scale.
     zeros = of_mxfp4(tmp_path / "z", [least, least + 18], codes=0x80)
-    ckptconv.convert(zeros, tmp_path / "y", requantize="nvfp4", verify=True)
+    ckptconv.convert(zeros, tmp_path / "y", requantize="nvfp4", **VERIFIED)
     assert load_file(tmp_path / "y" / "model.safetensors")["a.weight_scale"].float().tolist() == [[0, 0], [256, 256]]
 
 

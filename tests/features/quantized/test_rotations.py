@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cells import VERIFIED
 from features.quantized.dialects import Array, nearest, numbers
 from safetensors.torch import load_file, save_file
 
@@ -74,7 +75,7 @@ def rotating(
 def undone(place: Path, *given: Any, **more: Any) -> dict[str, Array]:
     """Return the weights of the model with rotations, as float64."""
     source, out = rotating(place / "in", *given, **more), place / "out"
-    ckptconv.convert(source, out, dequantize=True, dtype="fp32", verify=True, fsync=False, copy_config=True)
+    ckptconv.convert(source, out, dequantize=True, dtype="fp32", **VERIFIED, fsync=False, copy_config=True)
     assert "quantization_config" not in json.loads((out / "config.json").read_text())
     return {name: numbers(tensor) for name, tensor in load_file(out / "model.safetensors").items()}
 
@@ -135,7 +136,7 @@ def test_weights_that_are_not_quantized_are_turned_too(tmp_path: Path) -> None:
     words = {"quant_method": "compressed-tensors"}
     only = {"v": group(entry("input", "lm_head"), head_dim=SIDE)}
     source = rotating(tmp_path / "plain", only, turn, words, plain)
-    report = ckptconv.convert(source, tmp_path / "other", dequantize=True, verify=True, fsync=False)
+    report = ckptconv.convert(source, tmp_path / "other", dequantize=True, **VERIFIED, fsync=False)
     assert report.dequantized == {"rotated float32": 1}
     made = load_file(tmp_path / "other" / "model.safetensors")
     assert made[HEAD].dtype == torch.bfloat16

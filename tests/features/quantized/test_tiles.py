@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from ckptconv.features.quantized import dequantize
 from ckptconv.features.quantized.computing import Dequantize
+from ckptconv.features.verify.evaluate import Evaluator, footprint
 from ckptconv.storage.files import Readers
 from ckptconv.tensors import kernels
 from ckptconv.tensors.computing import Axis, Tiled
@@ -24,7 +25,6 @@ from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Convert, Inline, LazyTensor, Stored
 from ckptconv.tensors.moves import Cast, File
 from ckptconv.tensors.slices import Span, sliced
-from ckptconv.verification.evaluate import Evaluator, footprint
 
 # Random tensors that are computed of tiles, and what they are by plain arithmetic, one element at a time.
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from cells import of_features
+from cells import VERIFY, of_features
 from checkpoints import assert_same, load_with_aliases, metadata_of
 from dtensors import placed, playing
 from effort import every
@@ -183,7 +183,7 @@ def test_a_single_rank_s_file_may_have_any_name(placement: Any, tmp_path: Path) 
         return {"model": {"w": placed(weight, mesh, placement), "b": torch.ones(2)}, "step": 3}
 
     write(tmp_path, (1,), state, "latest.pt")
-    converted(tmp_path / "latest.pt", tmp_path / "out.safetensors", "--verify")
+    converted(tmp_path / "latest.pt", tmp_path / "out.safetensors", *VERIFY)
     assert_same(load_file(tmp_path / "out.safetensors"), {"w": weight, "b": torch.ones(2)})
 
 
@@ -504,7 +504,7 @@ def test_the_configuration_that_verl_writes_beside_is_copied(tmp_path: Path) -> 
     config = json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]})
     (tmp_path / "in" / "huggingface" / "config.json").write_text(config)
     (tmp_path / "in" / "huggingface" / "tokenizer.json").write_text("{}")
-    converted(tmp_path / "in", tmp_path / "hub", "--for-hub", "--verify")
+    converted(tmp_path / "in", tmp_path / "hub", "--for-hub", *VERIFY)
     assert sorted(path.name for path in (tmp_path / "hub").iterdir()) == [
         "config.json",
         "model.safetensors",

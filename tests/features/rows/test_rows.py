@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cells import looking
+from cells import VERIFY, looking
 from checkpoints import Run, ckptconv, ckptconv_here, done, metadata_of
 from effort import examples
 from hypothesis import HealthCheck, example, given
@@ -721,10 +721,10 @@ def test_what_is_made_is_verified(tmp_path: Path) -> None:
     table = rows_of(kind, 2000)
     source, parts = table_file(tmp_path / "t.pt", kind, table), tmp_path / "parts"
     for decode in ([], ["--decode"]):
-        report = run("split", *kind.options, *decode, "--verify", "--json", source, parts).json
+        report = run("split", *kind.options, *decode, *VERIFY, "--json", source, parts).json
         assert report["bytes_verified"] == table.nbytes, decode
         for name, made in (("1.pt", "1.pt"), ("1.safetensors", "1.safetensors"), ("1", "1/model.safetensors")):
-            report = run("pack", "--verify", "--json", parts, tmp_path / name).json
+            report = run("pack", *VERIFY, "--json", parts, tmp_path / name).json
             # A bit is a byte.
             assert report["bytes_verified"] == table.nbytes + (len(table) if decode else 0), (decode, name)
             is_same_table(tmp_path / made, "m.embeddings.t.weight", kind, table)
@@ -748,7 +748,7 @@ def test_what_comes_out_wrong_is_not_published(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(LocalWriter, "write_at", flip)
     for words in (["split", *kind.options, source], ["pack", parts]):
-        run(*words, "--verify", tmp_path / "out.safetensors", code=1, said="differs from the table:")
+        run(*words, *VERIFY, tmp_path / "out.safetensors", code=1, said="differs from the table:")
         assert not (tmp_path / "out.safetensors").exists(), words
 
 

@@ -27,10 +27,10 @@ import ckptconv as library
 from ckptconv import convert
 from ckptconv.errors import DifferenceError, FailedError, UsageError
 from ckptconv.features.s3.store import of_s3
+from ckptconv.features.verify import pairs, verify
 from ckptconv.formats.detect import open_source
 from ckptconv.options.table import OPTIONS
 from ckptconv.storage.spool import Spool
-from ckptconv.verification import pairs, verify
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cells import of_features
+from cells import VERIFIED, of_features
 from compare import assert_same
 from processes import prepared
 from reading import state_in, state_of
@@ -37,7 +37,7 @@ def test_any_state_comes_back_and_is_what_a_conversion_writes(sharded: dict[str,
         place.mkdir()
         state = STATES[name]()
         saved, converted = (place / (each if sharded else f"{each}.safetensors") for each in ("saved", "converted"))
-        ckptconv.save_state_dict(state, saved, fsync=False, verify=True, **sharded)
+        ckptconv.save_state_dict(state, saved, fsync=False, **VERIFIED, **sharded)
         loaded = state_in(saved)
         if name in LAID_OUT:
             assert all(torch.equal(state[key], loaded[key]) for key in state), name

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from cells import looking
+from cells import VERIFY, looking
 from checkpoints import assert_same, ckptconv_here, done, load_with_aliases
 from compare import bits, evaluate, same
 from effort import every
@@ -237,7 +237,7 @@ def test_frozen_modules_have_their_weights_in_the_program(tmp_path: Path) -> Non
         assert name.startswith("CONSTANTS.c")
         assert any(tuple(tensor.shape) == tuple(theirs.shape) for theirs in constants)
     assert "CONSTANTS.c0" in ours.notes[0]
-    done(ckptconv_here("pt2safetensors", path, "--verify", "--checksum"))
+    done(ckptconv_here("pt2safetensors", path, *VERIFY, "--checksum"))
     found = load_with_aliases(tmp_path / "frozen.safetensors")
     assert all(any(torch.equal(tensor, theirs) for theirs in constants) for tensor in found.values())
 
@@ -294,7 +294,7 @@ def test_quantized_modules(kind: str, how: str, tmp_path: Path) -> None:
     if kind == "static":
         expected |= {"conv.weight", "conv.bias", "bare.weight", "conv.scale", "conv.zero_point", "quant.scale"}
     assert expected <= names
-    done(ckptconv_here("pt2safetensors", path, tmp_path / "out.safetensors", "--verify", "--json"))
+    done(ckptconv_here("pt2safetensors", path, tmp_path / "out.safetensors", *VERIFY, "--json"))
     back = state_in(tmp_path / "out.safetensors")
     weight = back[f"{layer}._packed_params._packed_params"]["weight"]
     assert torch.equal(weight.int_repr(), (model.fc if kind == "static" else model[0]).weight().int_repr())
@@ -334,7 +334,7 @@ class Holding(nn.Module):
 def test_attributes_that_hold_tensors(tmp_path: Path) -> None:
     file = compare(script(Holding(), tmp_path / "model.pt"))
     assert set(file.value) == {"many", "named", "maybe", "pair", "plain"}
-    done(ckptconv_here("pt2safetensors", tmp_path / "model.pt", "--verify", "--json"))
+    done(ckptconv_here("pt2safetensors", tmp_path / "model.pt", *VERIFY, "--json"))
     names = set(load_with_aliases(tmp_path / "model.safetensors"))
     assert names == {"many.0", "many.1", "named.a", "maybe", "pair.0", "plain"}
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from cells import naming_attacks
+from cells import VERIFY, naming_attacks, verified_here
 from checkpoints import Run, assert_same, ckptconv_here, done, load_with_aliases
 from dtensors import placed, playing
 from effort import every
@@ -100,7 +100,7 @@ def convert(step: Path, output: Path, *options: object) -> Run:
 
 @every("case", ["2d-2x2-st", "rect-2-st"])
 def test_weights_are_what_the_live_model_held(case: str, tmp_path: Path) -> None:
-    assert convert(REAL / case / "step-2", tmp_path / "out", "--verify").code == 0
+    assert convert(REAL / case / "step-2", tmp_path / "out", *VERIFY).code == 0
     assert_same(load_with_aliases(tmp_path / "out"), load_file(REAL / case / "expected.safetensors"))
 
 
@@ -392,8 +392,8 @@ def test_a_step_that_was_written_reads_back(ranks: int, tmp_path: Path) -> None:
     real = REAL / "2d-2x2-st" / "step-2"
     options = ("--to", "torch-checkpointing", "--states", real, "--no-fsync")
     step, states = tmp_path / "step-2", tmp_path / "states.safetensors"
-    done(ckptconv_here("safetensors2dcp", real, step, *options, "--chunks", ranks, "--verify"))
-    assert ckptconv_here("verify", real, step, "--states", real).code == 0
+    done(ckptconv_here("safetensors2dcp", real, step, *options, "--chunks", ranks, *VERIFY))
+    verified_here(real, step, "--states", real)
     assert convert(step, tmp_path / "out", "--optimizer", states).code == 0
     assert_same(load_with_aliases(tmp_path / "out"), load_file(REAL / "2d-2x2-st" / "expected.safetensors"))
     assert_same(load_with_aliases(states), load_file(REAL / "2d-2x2-st" / "optimizer.safetensors"))
@@ -455,7 +455,7 @@ def test_two_optimizers_go_on_in_a_step(tmp_path: Path) -> None:
     expected = muon_saved(tmp_path / "t.pt")
     states = tmp_path / "states"
     done(ckptconv_here("convert", tmp_path / "t.pt", tmp_path / "model", "--key", "model", "--optimizer", states))
-    step = ["--to", "torch-checkpointing", "--chunks", 2, "--states", states, "--verify"]
+    step = ["--to", "torch-checkpointing", "--chunks", 2, "--states", states, *VERIFY]
     done(ckptconv_here("safetensors2dcp", tmp_path / "model", tmp_path / "step", *step))
     assert_same(states_of(tmp_path / "step"), expected)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from cells import VERIFY
+
 
 def run(smoke: Any) -> None:
     smoke.run("safetensors2pt", "first.safetensors", "first.pt")
-    smoke.run("safetensors2pt", "model.safetensors", "model2.pt", "--verify")
+    smoke.run("safetensors2pt", "model.safetensors", "model2.pt", *VERIFY)
     smoke.run("verify", "model.safetensors", "model2.pt")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cells import VERIFY
 from checkpoints import Run, ckptconv_here, done
 
 NESTED = {"s": {"x": torch.arange(6.0), "y": torch.ones(2)}, "epoch": 3}
@@ -35,7 +36,7 @@ def test_safetensors_become_a_file_for_torch_if_the_output_is_called_so() -> Non
 def test_a_complex_tensor_is_not_cast_whatever_it_is_called() -> None:
     torch.save({"s": {"z": torch.tensor([1 + 2j]), "w": torch.ones(2)}}, "in.pt")
     succeeding("convert", "in.pt", "renamed.safetensors", "--rename", "^s=net")
-    succeeding("convert", "renamed.safetensors", "out.safetensors", "--dtype", "bf16", "--verify")
+    succeeding("convert", "renamed.safetensors", "out.safetensors", "--dtype", "bf16", *VERIFY)
     succeeding("convert", "out.safetensors", "back.pt")
     back = torch.load("back.pt")
     assert torch.equal(back["s"]["z"], torch.tensor([1 + 2j]))

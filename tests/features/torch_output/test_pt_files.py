@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cells import trained
+from cells import VERIFIED, trained
 from checkpoints import assert_same
 from safetensors.torch import load_file, save_file
 
@@ -25,7 +25,7 @@ RENAMING = {"strip_prefix": "m.", "rename": "weight$=w"}
 def test_a_pt_file_of_plain_safetensors_has_the_names_that_were_asked_for(tmp_path: Path) -> None:
     tensors = {"m.a.weight": torch.ones(3), "m.b": torch.zeros(2), "c": torch.ones(1)}
     save_file(tensors, tmp_path / "m.safetensors")
-    ckptconv.convert(tmp_path / "m.safetensors", tmp_path / "m.pt", exclude="c", verify=True, **RENAMING)
+    ckptconv.convert(tmp_path / "m.safetensors", tmp_path / "m.pt", exclude="c", **VERIFIED, **RENAMING)
     assert_same(torch.load(tmp_path / "m.pt"), {"a.w": tensors["m.a.weight"], "b": tensors["m.b"]})
     with pytest.raises(UsageError, match="the same name 'b'"):
         ckptconv.convert(tmp_path / "m.safetensors", tmp_path / "m.pt", rename=("^m.b=b", "^c=b"))
@@ -36,7 +36,7 @@ def test_a_pt_file_of_plain_shards_has_the_names_in_the_order_of_the_shards(tmp_
     for name, home in homes.items():
         save_file({name: torch.ones(2)}, tmp_path / home)
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": homes}))
-    ckptconv.convert(tmp_path, tmp_path / "m.pt", strip_prefix="m.", verify=True)
+    ckptconv.convert(tmp_path, tmp_path / "m.pt", strip_prefix="m.", **VERIFIED)
     assert list(torch.load(tmp_path / "m.pt")) == ["b", "a"]
 
 
@@ -49,7 +49,7 @@ def test_a_pt_file_of_a_nested_state_has_its_keys_unless_it_has_no_structure(tmp
         with pytest.raises(UsageError, match="keeps the structure") as refused:
             ckptconv.convert(tmp_path / source, output, strip_prefix="n.m.")
         assert "--no-structure" in refused.value.hint
-        ckptconv.convert(tmp_path / source, output, structure=False, verify=True, strip_prefix="n.m.")
+        ckptconv.convert(tmp_path / source, output, structure=False, **VERIFIED, strip_prefix="n.m.")
         assert_same(torch.load(output), {"a.weight": torch.ones(3)})
 
 
@@ -61,7 +61,7 @@ def test_a_flat_state_dict_gets_other_names_and_stays_what_it_is(tmp_path: Path)
         ckptconv.convert(tmp_path / f"{name}.pt", tmp_path / f"{name}.safetensors")
         for source in (f"{name}.pt", f"{name}.safetensors"):
             output = tmp_path / f"of-{source}.pt"
-            report = ckptconv.convert(tmp_path / source, output, strip_prefix="module.", verify=True)
+            report = ckptconv.convert(tmp_path / source, output, strip_prefix="module.", **VERIFIED)
             loaded = torch.load(output, weights_only=True)
             assert type(loaded) is OrderedDict
             assert_same(loaded, dict(module.module.named_parameters()))
@@ -78,7 +78,7 @@ def test_a_pt_file_is_made_of_any_input(tmp_path: Path) -> None:
         ({}, {"dtype": "bf16"}, {"key": "model"}, {"include": "model.*", "opaque": "drop"})
     ):
         output = tmp_path / f"{number}.pt"
-        ckptconv.convert(tmp_path / "train.pt", output, verify=True, **options)
+        ckptconv.convert(tmp_path / "train.pt", output, **VERIFIED, **options)
         loaded = torch.load(output, weights_only=True)
         model = loaded if "key" in options else loaded["model"]
         assert model["a"].dtype == (torch.bfloat16 if "dtype" in options else torch.float32)
@@ -87,7 +87,7 @@ def test_a_pt_file_is_made_of_any_input(tmp_path: Path) -> None:
         assert "key" in options or set(loaded) == ({"model"} if "include" in options else set(state))
     for number, source in enumerate(trained()):
         output, plain = tmp_path / f"of{number}.pt", tmp_path / f"of{number}.safetensors"
-        ckptconv.convert(source, output, verify=True)
+        ckptconv.convert(source, output, **VERIFIED)
         ckptconv.convert(source, plain, tied="duplicate")
         assert_same(torch.load(output, weights_only=True), load_file(plain))
         assert ckptconv.verify(source, output).tensors

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 from attacks.corpus import CASES
-from cells import naming_attacks, torch_containers, torch_releases
+from cells import VERIFY, naming_attacks, torch_containers, torch_releases, verified_here
 from checkpoints import DATA, Run, ckptconv, ckptconv_here, done, torch_loaded
 from compare import assert_same
 from effort import TIMES, every, examples
@@ -265,7 +265,7 @@ def test_objects_of_classes_that_only_hold_data_come_back(tmp_path: Path) -> Non
     twice = argparse.Namespace(a=1)
     path = saved(tmp_path, {**state, "rng": rng, "twice": [twice, twice]})
     run("pt2safetensors", path)
-    run("safetensors2pt", tmp_path / "x.safetensors", tmp_path / "back.pt", "--verify")
+    run("safetensors2pt", tmp_path / "x.safetensors", tmp_path / "back.pt", *VERIFY)
     again = torch_loaded(tmp_path / "back.pt")
     for name, value in state.items():
         assert type(again[name]) is type(value), name
@@ -290,14 +290,14 @@ def test_objects_of_other_classes_are_left_out_only_where_that_was_asked_for(tmp
     assert not output.exists()
     expected = {"w": torch.ones(3), "when": [None, 2], "counts": {"a": 1, "b": torch.ones(2)}}
     for spelled in (["--opaque", "drop"], ["--drop-opaque"]):
-        done = run("safetensors2pt", source, output, "--verify", *spelled)
+        done = run("safetensors2pt", source, output, *VERIFY, *spelled)
         assert "left out" in done.err
         assert_same(expected, torch_loaded(output, weights_only=True))
     report = run("safetensors2pt", source, output, "--opaque", "drop", "--json").json
     assert report["dropped"]["when.0"] == "array.array"
     assert set(report["dropped"]) == {"when.0", "class", "config", "counts"}
     for glob, left in (("when.0", {"when": [None, 2]}), ("when.*", {"when": [None, None]}), ("when*", {})):
-        run("safetensors2pt", source, output, *excluding(glob, "c*"), "--verify")
+        run("safetensors2pt", source, output, *excluding(glob, "c*"), *VERIFY)
         assert_same({"w": torch.ones(3), **left}, torch_loaded(output))
     convert(source, output, opaque="drop")
     assert "config" not in torch_loaded(output)
@@ -331,7 +331,7 @@ def test_only_objects_that_were_chosen_are_asked_about(tmp_path: Path) -> None:
         (excluding("config", "counts"), args),
         (["--include", "w", "--include", "counts.b", "--opaque", "drop"], plain),
     ):
-        report = run("safetensors2pt", source, output, "--verify", "--json", *options).json
+        report = run("safetensors2pt", source, output, *VERIFY, "--json", *options).json
         assert list(report["dropped"]) == (["counts"] if expected is plain else [])
         assert not any("will run" in warning for warning in report["warnings"])
         again = torch_loaded(output)
@@ -521,7 +521,7 @@ def test_typed_storages_stay_storages_and_share_their_memory(
     path = saved(tmp_path, state, **options)
     original = torch_loaded(path)
     got = torch_loaded(back(path), weights_only=True)
-    assert ckptconv_here("verify", path, tmp_path / "x.safetensors").code == 0
+    verified_here(path, tmp_path / "x.safetensors")
     assert list(got) == list(original)
     for name in ("s", "other", "empty"):
         assert of_storage(got[name]) == of_storage(original[name]), name

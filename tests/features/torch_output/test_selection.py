@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from cells import verified_here
 from checkpoints import ckptconv_here, done
 from compare import assert_same
 from effort import examples
@@ -167,7 +168,7 @@ def test_the_way_back_chooses_too(tmp_path: Path) -> None:
     ]:
         done(ckptconv_here("safetensors2pt", tmp_path / "x.safetensors", tmp_path / "y.pt", *options))
         assert_same(expected, torch.load(tmp_path / "y.pt", weights_only=True))
-        done(ckptconv_here("verify", tmp_path / "x.safetensors", tmp_path / "y.pt", *options))
+        verified_here(tmp_path / "x.safetensors", tmp_path / "y.pt", *options)
     for options in (["--key", "nothing"], ["--include", "nothing"], ["--exclude", "*"]):
         run = ckptconv_here("safetensors2pt", tmp_path / "x.safetensors", tmp_path / "y.pt", *options)
         assert run.code == 2, run.err

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cells import VERIFY, verified_here
 from checkpoints import assert_same, ckptconv_here, done
 from safetensors.torch import save_file
 
@@ -23,8 +24,8 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_it_is_is_not_seen_by_its_name_and_has_to_be_said_again() -> None:
-    done(ckptconv_here("convert", "m.safetensors", "of-pt", "--to", "pt", "--verify"))
-    done(ckptconv_here("verify", "m.safetensors", "of-pt", "--to", "pt"))
+    done(ckptconv_here("convert", "m.safetensors", "of-pt", "--to", "pt", *VERIFY))
+    verified_here("m.safetensors", "of-pt", "--to", "pt")
     assert_same(torch.load("of-pt", weights_only=True), WEIGHTS)
     assert "Say with --to" in ckptconv_here("verify", "m.safetensors", "of-pt").refused(2, "of-pt is not an output")
 
@@ -73,4 +74,4 @@ def test_parts_and_plans_are_of_the_kind() -> None:
         for part in ("0/2", "1/2"):
             done(ckptconv_here("convert", "m.safetensors", "of-pt", "--to", "pt", "--part", part))
         done(ckptconv_here("finish", "of-pt"))
-        done(ckptconv_here("verify", "m.safetensors", "of-pt", "--to", "pt"))
+        verified_here("m.safetensors", "of-pt", "--to", "pt")

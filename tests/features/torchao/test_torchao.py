@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from cells import VERIFY, verified_here
 from checkpoints import ckptconv_here, done, metadata_of
 from effort import every
 from reading import state_of
@@ -65,7 +66,7 @@ def test_torchao_s_names_of_the_parts(torchao: Any, tmp_path: Path) -> None:
     """Those of torchao.prototype.safetensors."""
     state = quantized(torchao.Float8Tensor)
     torch.save(state, tmp_path / "m.pt")
-    done(ckptconv_here("pt2safetensors", tmp_path / "m.pt", "--verify", "--json"))
+    done(ckptconv_here("pt2safetensors", tmp_path / "m.pt", *VERIFY, "--json"))
     found, weight = load_file(tmp_path / "m.safetensors"), state["layers.0.weight"]
     assert found.keys() == {"layers.0._weight_qdata", "layers.0._weight_scale", "layers.0.bias"}
     assert torch.equal(found["layers.0._weight_qdata"].view(torch.uint8), weight.qdata.view(torch.uint8))
@@ -89,13 +90,13 @@ def test_the_way_back_gives_the_tensors_of_the_class(torchao: Any, tmp_path: Pat
 def test_a_cast_leaves_the_parts_as_they_are(kind: str, torchao: Any, tmp_path: Path) -> None:
     state = quantized(getattr(torchao, kind))
     torch.save(state, tmp_path / "m.pt")
-    run = done(ckptconv_here("pt2safetensors", tmp_path / "m.pt", "--dtype", "bf16", "--verify", "--json"))
+    run = done(ckptconv_here("pt2safetensors", tmp_path / "m.pt", "--dtype", "bf16", *VERIFY, "--json"))
     assert "2 tensors are parts of quantized tensors, and were not cast to bfloat16" in run.json["warnings"][0]
     dtypes = {
         name.rpartition(".")[2][-5:]: tensor.dtype for name, tensor in load_file(tmp_path / "m.safetensors").items()
     }
     assert dtypes == {"qdata": torch.float8_e4m3fn, "scale": torch.float32, "bias": torch.bfloat16}
-    assert ckptconv_here("verify", tmp_path / "m.pt", tmp_path / "m.safetensors", "--dtype", "bf16").code == 0
+    verified_here(tmp_path / "m.pt", tmp_path / "m.safetensors", "--dtype", "bf16")
     if "pt" not in NAMED:
         return
     is_known = kind == "Float8Tensor"
@@ -132,7 +133,7 @@ def told(path: Path) -> dict[str, Any]:
 
 
 def converted(source: Path, output: Path, *options: str) -> Path:
-    done(ckptconv_here("convert", source, output, "--verify", *options))
+    done(ckptconv_here("convert", source, output, *VERIFY, *options))
     return output
 
 
@@ -155,13 +156,11 @@ def test_the_metadata_is_that_which_torchao_writes(case: str, tmp_path: Path) ->
 def test_what_torchao_wrote_becomes_its_tensors_again(case: str, tmp_path: Path) -> None:
     """As the pickle of the same tensors has them."""
     back = tmp_path / "back.pt"
-    done(ckptconv_here("safetensors2pt", THEIRS / f"{case}.safetensors", back, "--verify"))
+    done(ckptconv_here("safetensors2pt", THEIRS / f"{case}.safetensors", back, *VERIFY))
     again = converted(back, tmp_path / "again.safetensors")
     assert told(again) == told(THEIRS / f"{case}.safetensors")
     assert same_tensors(again, THEIRS / f"{case}.safetensors")
-    done(
-        ckptconv_here("safetensors2pt", THEIRS / f"{case}.safetensors", tmp_path / "p.pt", "--verify", "--no-structure")
-    )
+    done(ckptconv_here("safetensors2pt", THEIRS / f"{case}.safetensors", tmp_path / "p.pt", *VERIFY, "--no-structure"))
     assert all(type(tensor) is torch.Tensor for tensor in torch.load(tmp_path / "p.pt", weights_only=True).values())
 
 
@@ -243,5 +242,5 @@ def test_metadata_that_lies_leaves_the_parts_as_they_are(entry: str, tmp_path: P
     tensors = {"0._weight_qdata": torch.zeros(2, 2, dtype=torch.int8), "0._weight_scale": torch.ones(2)}
     save_file(tensors, tmp_path / "m.safetensors", {"tensor_names": '["0.weight"]', "0.weight": entry})
     output = "m.pt" if "pt" in NAMED else "again.safetensors"
-    done(ckptconv_here("convert", tmp_path / "m.safetensors", tmp_path / output, "--verify"))
+    done(ckptconv_here("convert", tmp_path / "m.safetensors", tmp_path / output, *VERIFY))
     assert state_of(tmp_path / output).keys() == tensors.keys()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cells import of_features
+from cells import VERIFY, of_features, verified_here
 from checkpoints import bits, ckptconv_here, done, metadata_of
 from reading import state_in
 from safetensors.torch import load_file, save_file
@@ -29,25 +29,25 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_structure_record_stays_true(place: Path) -> None:
-    done(ckptconv_here("convert", "in.safetensors", "cast.safetensors", "--dtype", "bf16", "--verify"))
+    done(ckptconv_here("convert", "in.safetensors", "cast.safetensors", "--dtype", "bf16", *VERIFY))
     back = state_in(place / "cast.safetensors")
     assert back["epoch"] == 3
     assert torch.equal(back["s"]["x"], NESTED["s"]["x"].bfloat16())  # type: ignore[index]
-    done(ckptconv_here("convert", "in.safetensors", "shards", "--max-shard-size", "12B", "--verify"))
-    done(ckptconv_here("convert", "shards", "merged.safetensors", "--verify"))
+    done(ckptconv_here("convert", "in.safetensors", "shards", "--max-shard-size", "12B", *VERIFY))
+    done(ckptconv_here("convert", "shards", "merged.safetensors", *VERIFY))
     assert Path("merged.safetensors").read_bytes() == Path("in.safetensors").read_bytes()
 
 
 def test_names_given_in_an_earlier_conversion_stay(place: Path) -> None:
     done(ckptconv_here("convert", "in.pt", "renamed.safetensors", "--rename", "^s=net"))
-    done(ckptconv_here("convert", "renamed.safetensors", "out.safetensors", "--dtype", "bf16", "--verify"))
+    done(ckptconv_here("convert", "renamed.safetensors", "out.safetensors", "--dtype", "bf16", *VERIFY))
     assert set(load_file("out.safetensors")) == {"net.x", "net.y"}
-    done(ckptconv_here("verify", "renamed.safetensors", "out.safetensors", "--dtype", "bf16"))
+    verified_here("renamed.safetensors", "out.safetensors", "--dtype", "bf16")
     assert state_in(place / "out.safetensors")["s"].keys() == {"x", "y"}
-    done(ckptconv_here("convert", "renamed.safetensors", "again.safetensors", "--rename", "net=t", "--verify"))
+    done(ckptconv_here("convert", "renamed.safetensors", "again.safetensors", "--rename", "net=t", *VERIFY))
     assert set(load_file("again.safetensors")) == {"t.x", "t.y"}
     assert state_in(place / "again.safetensors")["s"].keys() == {"x", "y"}
-    run = done(ckptconv_here("convert", "renamed.safetensors", "some.safetensors", "--include", "net.x", "--verify"))
+    run = done(ckptconv_here("convert", "renamed.safetensors", "some.safetensors", "--include", "net.x", *VERIFY))
     assert "its structure record was left out" in run.err
     assert set(load_file("some.safetensors")) == {"net.x"}
     assert metadata_of(place / "some.safetensors") == {"format": "pt"}
@@ -60,7 +60,7 @@ def test_a_structure_record_that_does_not_fit_is_refused_or_left_out(place: Path
         save_file(tensors, "in.safetensors", metadata=metadata_of(place / "in.safetensors"))
         err = ckptconv_here("convert", "in.safetensors", "out.safetensors").refused(4)
         assert "Use --no-structure to convert the tensors without the record" in err
-        run = done(ckptconv_here("convert", "in.safetensors", "out.safetensors", "--no-structure", "--verify"))
+        run = done(ckptconv_here("convert", "in.safetensors", "out.safetensors", "--no-structure", *VERIFY))
         assert "its structure record was left out" in run.err
         assert metadata_of(place / "out.safetensors") == {"format": "pt"}
         found = load_file("out.safetensors")
@@ -95,7 +95,7 @@ def test_what_an_earlier_conversion_made_of_a_training_is_published_as_the_train
     torch.save({"epoch": 3, "state_dict": weights, "optimizer": {"state": {0: {"m": torch.ones(2)}}}}, "training.pt")
     done(ckptconv_here("convert", "training.pt", "all"))
     (place / "all" / "config.json").write_text(json.dumps({"model_type": "tiny"}))
-    done(ckptconv_here("convert", "all", "out", "--for-hub", "--verify"))
+    done(ckptconv_here("convert", "all", "out", "--for-hub", *VERIFY))
     assert sorted(os.listdir("out")) == ["config.json", "model.safetensors"]
     assert load_file("out/model.safetensors").keys() == weights.keys()
 

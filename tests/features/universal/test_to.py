@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cells import verified_here
 from checkpoints import ckptconv_here, contents, done
 from safetensors.torch import save_file
 
@@ -28,8 +29,8 @@ def test_both_spellings_write_the_same() -> None:
         Path(place).mkdir()
         done(ckptconv_here(*convert(*words)))
     assert contents(Path("said")) == contents(Path("asked"))
-    done(ckptconv_here("verify", "m.safetensors", "asked/step"))
-    done(ckptconv_here("verify", "m.safetensors", "--universal", "asked/step"))
+    verified_here("m.safetensors", "asked/step")
+    verified_here("m.safetensors", "--universal", "asked/step")
 
 
 def test_it_is_planned_and_made_in_parts() -> None:
@@ -40,7 +41,7 @@ def test_it_is_planned_and_made_in_parts() -> None:
     for part in ("0/2", "1/2"):
         done(ckptconv_here(*convert("x", "--to", "universal", "--part", part)))
     done(ckptconv_here("finish", "x"))
-    done(ckptconv_here("verify", "m.safetensors", "x", "--to", "universal"))
+    verified_here("m.safetensors", "x", "--to", "universal")
 
 
 def test_it_stands_beside_other_outputs_but_not_beside_one_of_its_own() -> None:

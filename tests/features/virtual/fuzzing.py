@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import computed
-from cells import opened
+from cells import VERIFIED, opened
 from checkpoints import ZERO
 from fuzz import WORDS, outcome, quantized_cases
 from mutations import of_json
@@ -99,7 +99,7 @@ def fuzz_description(chance: random.Random, place: Path) -> str:
     else:
         text = of_json(told, chance)
     path.write_text(text.replace('{"ckptconv.virtual": ', '{"ckptconv.virtual":', 1))
-    ended = outcome(path, output, verify=True)
+    ended = outcome(path, output, **VERIFIED)
     assert ended != "difference", "what was written is not what verify computes"
     if ended == "done":
         for read in opened(path, framework="np"):

@@ -12,7 +12,7 @@ from typing import Any
 import fsspec
 import pytest
 import torch
-from cells import looking, of_features
+from cells import VERIFIED, VERIFY, looking, of_features, verified_here
 from checkpoints import ZERO, assert_same, ckptconv_here, contents, done, load_with_aliases, tag_of
 from effort import every
 from hypothesis import given
@@ -44,7 +44,7 @@ def described(source: Path, output: Path, *options: object) -> Path:
 def test_a_conversion_of_it_writes_what_one_of_the_source_writes(zero: Path, tmp_path: Path) -> None:
     made = described(zero, tmp_path / "x.virtual.json", "--dtype", "bf16")
     ckptconv.convert(zero, tmp_path / "one", dtype="bf16")
-    ckptconv.convert(made, tmp_path / "other", verify=True)
+    ckptconv.convert(made, tmp_path / "other", **VERIFIED)
     name = "model.safetensors"
     assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "other" / name).read_bytes()
 
@@ -69,7 +69,7 @@ def test_every_command_reads_it(command: str, zero: Path, tmp_path: Path) -> Non
     made = described(zero, zero.with_name(f"{command}.virtual.json"))
     assert ckptconv_here(command, made, tmp_path / "out.safetensors").code == 0
     assert load_file(tmp_path / "out.safetensors")
-    assert ckptconv_here("verify", zero, tmp_path / "out.safetensors").code == 0
+    verified_here(zero, tmp_path / "out.safetensors")
     assert open_source(made).format == "virtual: DeepSpeed ZeRO-3"
 
 
@@ -109,7 +109,7 @@ def test_it_may_name_what_lies_in_a_directory_beside_its_own(zero: Path, tmp_pat
     moved = run.rename(tmp_path / "moved")
     (tmp_path / "link").symlink_to(moved / "step_1")
     for number, place in enumerate((moved / "step_1", tmp_path / "link")):
-        ckptconv.convert(place / "x.virtual.json", tmp_path / f"{number}.safetensors", verify=True)
+        ckptconv.convert(place / "x.virtual.json", tmp_path / f"{number}.safetensors", **VERIFIED)
         assert (tmp_path / f"{number}.safetensors").read_bytes() == (tmp_path / "one.safetensors").read_bytes()
     # What lies elsewhere keeps its name.
     text = (moved / "step_1" / "x.virtual.json").read_text()
@@ -135,7 +135,7 @@ def test_sources_on_a_store(zero: Path, tmp_path: Path) -> None:
 def test_what_makes_no_sense_is_refused(zero: Path, tmp_path: Path) -> None:
     for output, options, message in (
         ("x.json", (), "is not a name for a virtual checkpoint"),
-        ("x.virtual.json", ("--verify",), "--verify has no effect: a virtual checkpoint holds no data"),
+        ("x.virtual.json", (*VERIFY,), "--verify has no effect: a virtual checkpoint holds no data"),
         *([("x.virtual.json", ("--part", "0/2"), "--part has no effect: a virtual")] if "part" in OPTIONS else []),
         ("x.virtual.json", ("--optimizer", tmp_path / "y.virtual.json"), "optimizer states are written as safetensors"),
     ):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from cells import offered
+from cells import VERIFIED, offered
 from effort import every
 from features.model_facts import models
 from features.model_facts.models import converted
@@ -39,7 +39,7 @@ def test_every_way_to_convert_gives_the_same_rows(tmp_path: Path) -> None:
     models.save(tmp_path / "m", *models.mixed())
     wanted, _, _ = converted(tmp_path / "m", tmp_path / "out", vocab=9)
     if "pt" in NAMED:
-        ckptconv.convert(tmp_path / "m", tmp_path / "m.pt", fsync=False, verify=True, vocab=9)
+        ckptconv.convert(tmp_path / "m", tmp_path / "m.pt", fsync=False, **VERIFIED, vocab=9)
         found = torch.load(tmp_path / "m.pt", weights_only=True)
         assert found.keys() == wanted.keys()
         assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
@@ -59,7 +59,7 @@ def test_tied_names_stay_tied(tmp_path: Path) -> None:
     tensors = models.of_shapes(shapes)
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
     torch.save(tensors, tmp_path / "m.pt")
-    report = ckptconv.convert(tmp_path / "m.pt", tmp_path / "out", vocab=5, fsync=False, verify=True)
+    report = ckptconv.convert(tmp_path / "m.pt", tmp_path / "out", vocab=5, fsync=False, **VERIFIED)
     assert report.aliases == {"lm_head.weight": "model.embed_tokens.weight"}
 
 

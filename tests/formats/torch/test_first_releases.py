@@ -24,6 +24,7 @@ from attacks.assemble import (
     text,
     zipped,
 )
+from cells import VERIFY
 from checkpoints import ckptconv_here, done, torch_loaded
 from compare import same
 from effort import every
@@ -87,7 +88,7 @@ def test_what_torch_reads_of_them_is_what_we_read(case: str, tmp_path: Path) -> 
 def test_they_are_converted_and_go_back(case: str, tmp_path: Path) -> None:
     path, flat = (tmp_path / file for file in ("model.pt", "model.safetensors"))
     path.write_bytes(state_dict(SOUND[case]))
-    run = done(ckptconv_here("pt2safetensors", path, flat, "--verify", "--json"))
+    run = done(ckptconv_here("pt2safetensors", path, flat, *VERIFY, "--json"))
     assert run.json["opaque"] == []
     assert list(run.json["aliases"]) == ["tied"]
     theirs = torch_loaded(path)

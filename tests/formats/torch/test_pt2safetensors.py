@@ -18,7 +18,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
-from cells import looking
+from cells import VERIFY, looking
 from checkpoints import (
     Run,
     assert_same,
@@ -626,7 +626,7 @@ def test_without_an_output_it_stands_beside_the_input(
 def test_a_directory_with_a_model_in_one_file(tmp_path: Path) -> None:
     state = {"b": torch.arange(4.0), "a": torch.ones(2, 3)}
     torch_file(tmp_path, state).rename(tmp_path / "pytorch_model.bin")
-    run = done(ckptconv_here("pt2safetensors", tmp_path, "--verify", "--json"))
+    run = done(ckptconv_here("pt2safetensors", tmp_path, *VERIFY, "--json"))
     assert str(tmp_path / "model.safetensors") in [written["path"] for written in run.json["outputs"]]
     assert_same(load_file(tmp_path / "model.safetensors"), state)
 

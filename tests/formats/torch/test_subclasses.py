@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from cells import VERIFY
 from checkpoints import DATA, ckptconv_here, done
 from compare import assert_same
 from effort import every
@@ -15,7 +16,7 @@ ADAPTERS = DATA / "adapters"
 
 
 def converted(source: Path, output: Path, *options: str) -> Path:
-    done(ckptconv_here("convert", source, output, "--verify", *options))
+    done(ckptconv_here("convert", source, output, *VERIFY, *options))
     return output
 
 
@@ -54,7 +55,7 @@ def test_a_cast_leaves_what_bitsandbytes_scales_with_as_it_is(tmp_path: Path) ->
         "c.absmax": torch.ones(2),
     }
     torch.save(state, tmp_path / "m.pt")
-    run = done(ckptconv_here("pt2safetensors", tmp_path / "m.pt", "--dtype", "bf16", "--verify", "--json"))
+    run = done(ckptconv_here("pt2safetensors", tmp_path / "m.pt", "--dtype", "bf16", *VERIFY, "--json"))
     assert "4 tensors" in run.json["warnings"][0]
     found = load_file(tmp_path / "m.safetensors")
     assert all(torch.equal(found[name], tensor) for name, tensor in alone.items())

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cells import VERIFIED
 from features.dcp.cases import checkpoint_of
 from safetensors.torch import load_file
 
@@ -33,7 +34,7 @@ def test_states_of_an_optimizer_go_with_their_parameter(tmp_path: Path, monkeypa
     Path("states.toml").write_text(OF_STATES)
     source = checkpoint_of("fsdp2_w2_nested")
     convert(source, "plain.safetensors", optimizer="plain-states.safetensors")
-    done = {"map": "states.toml", "size": {"low": 3}, "verify": True}
+    done = {"map": "states.toml", "size": {"low": 3}, **VERIFIED}
     convert(source, "mapped.safetensors", optimizer="states.safetensors", manifest="m.json", **done)
     before, after = load_file("plain-states.safetensors"), load_file("states.safetensors")
     for key in ("exp_avg", "exp_avg_sq"):
@@ -47,7 +48,7 @@ def test_states_of_an_optimizer_go_with_their_parameter(tmp_path: Path, monkeypa
     if "pt" not in NAMED:
         return
     convert("plain-states.safetensors", "plain.pt")
-    convert("states.safetensors", "back.pt", verify=True)
+    convert("states.safetensors", "back.pt", **VERIFIED)
     plain, back = torch.load("plain.pt"), torch.load("back.pt")
     assert plain["state"].keys() == back["state"].keys()
     for name, state in plain["state"].items():

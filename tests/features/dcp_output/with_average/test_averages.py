@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from cells import VERIFIED
 from checkpoints import ZERO
 from safetensors.torch import load_file
 
@@ -18,7 +19,7 @@ def test_formats_may_be_mixed() -> None:
     other = {name: tensor + 1 for name, tensor in load_file("model.safetensors").items() if tensor.is_floating_point()}
     torch.save({**load_file("model.safetensors"), **other}, "other.pt")
     convert("other.pt", "step", to="dcp")
-    average(["other.pt", zero, "step", zero, "model.safetensors"], "out", verify=True)
+    average(["other.pt", zero, "step", zero, "model.safetensors"], "out", **VERIFIED)
     found, first = load_file("out/model.safetensors"), load_file("model.safetensors")
     for name in other:
         torch.testing.assert_close(found[name], first[name] + 0.4)

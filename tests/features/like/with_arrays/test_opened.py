@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from cells import verified
 from checkpoints import contents, load_with_aliases
 from features.like.test_like import NORM, reference, source, without
 
 import ckptconv
-from ckptconv import DifferenceError, convert, verify
+from ckptconv import DifferenceError, convert
 
 __all__ = ["reference", "source"]
 
@@ -23,7 +24,7 @@ def test_it_has_the_tensors_that_a_conversion_writes(source: Path, reference: Pa
         assert opened.keys() == expected.keys()
         assert all(torch.equal(tensor[...], expected[name]) for name, tensor in opened.items())
         convert(opened, tmp_path / "again", fill=True)
-        verify(opened, tmp_path / "again")
+        verified(opened, tmp_path / "again")
     assert contents(tmp_path / "again") == contents(tmp_path / "out")
     with pytest.raises(DifferenceError, match=NORM):
         list(ckptconv.open(less, like=reference))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from cells import verified_here
 from checkpoints import assert_same, ckptconv_here, done
 from effort import every
 from features.megatron_adapters.steps import ALPHA, LAYERS, RANK, TRAINED, Model, Tensors, trained
@@ -67,8 +68,8 @@ def test_there_and_back_without_a_reference(name: str, tmp_path: Path) -> None:
     done(ckptconv_here("convert", back, tmp_path / "again", *words(model)))
     for file in ("adapter_model.safetensors", "adapter_config.json"):
         assert (tmp_path / "again" / file).read_bytes() == (tmp_path / "peft" / file).read_bytes()
-    done(ckptconv_here("verify", source, tmp_path / "peft"))
-    done(ckptconv_here("verify", tmp_path / "peft", back, "--map", model.map, "--like", source))
+    verified_here(source, tmp_path / "peft")
+    verified_here(tmp_path / "peft", back, "--map", model.map, "--like", source)
 
 
 def without(part: str) -> Callable[[Tensors], Tensors]:
@@ -188,11 +189,11 @@ def test_factors_of_each_module_become_canonical_lora_and_come_back(name: str, r
     assert f"They are those of CanonicalLoRA, for {ranks} tensor-parallel rank" in run.out
     factors = load_file(peft / "adapter_model.safetensors")
     assert_same(held(back), canonical(model, factors, ranks))
-    done(ckptconv_here("verify", peft, back, "--map", model.map, *size))
+    verified_here(peft, back, "--map", model.map, *size)
     (back / "run_config.yaml").write_text(settings(ranks))
     done(ckptconv_here("convert", back, tmp_path / "again", *words(model)))
     assert_same(load_file(tmp_path / "again/adapter_model.safetensors"), factors)
-    done(ckptconv_here("verify", back, tmp_path / "again"))
+    verified_here(back, tmp_path / "again")
 
 
 def test_the_form_is_that_of_the_step_to_be_like(tmp_path: Path) -> None:

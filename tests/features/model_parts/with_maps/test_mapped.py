@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cells import VERIFIED
 from safetensors.torch import load_file, save_file
 
 import ckptconv
@@ -50,7 +51,7 @@ def test_a_map_is_applied_to_the_part(tmp_path: Path) -> None:
         layers="2,0",
         experts="3,1",
         map=tmp_path / "map.toml",
-        verify=True,
+        **VERIFIED,
         fsync=False,
     )
     found = load_file(tmp_path / "out" / "model.safetensors")
@@ -69,9 +70,7 @@ def test_a_map_reads_the_configuration_of_the_part(tmp_path: Path) -> None:
     told = {"num_hidden_layers": 3, "num_nextn_predict_layers": 1}
     (tmp_path / "m" / "config.json").write_text(json.dumps(told))
     (tmp_path / "map.toml").write_text(FURTHER)
-    ckptconv.convert(
-        tmp_path / "m", tmp_path / "out", layers="1,3", map=tmp_path / "map.toml", verify=True, fsync=False
-    )
+    ckptconv.convert(tmp_path / "m", tmp_path / "out", layers="1,3", map=tmp_path / "map.toml", **VERIFIED, fsync=False)
     found = load_file(tmp_path / "out" / "model.safetensors")
     assert found.keys() == {"layers.0.norm", "mtp.0.norm", "mtp.0.proj"}
     assert found["mtp.0.norm"].tolist() == [3.0, 3.0]

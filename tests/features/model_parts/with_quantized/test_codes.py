@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from cells import VERIFIED
 from effort import every
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -64,7 +65,7 @@ def test_a_part_of_codes_gives_the_part_of_the_weights(dialect: str, tmp_path: P
         ckptconv.convert(source, tmp_path / "weights", dequantize=True, copy_config=True, fsync=False)
     except CkptconvError:
         pytest.skip(f"{dialect} is not read")
-    options: dict[str, Any] = {"layers": [1], "fsync": False, "verify": True}
+    options: dict[str, Any] = {"layers": [1], "fsync": False, **VERIFIED}
     ckptconv.convert(source, tmp_path / "codes", **options)
     ckptconv.convert(tmp_path / "codes", tmp_path / "after", dequantize=True, fsync=False)
     ckptconv.convert(tmp_path / "weights", tmp_path / "before", **options)
@@ -91,7 +92,7 @@ def test_a_part_is_quantized_as_the_whole_is(way: str, tmp_path: Path) -> None:
     part: dict[str, Any] = {"layers": "2,0", "experts": "1,3", "fsync": False}
     ckptconv.convert(tmp_path / "m", tmp_path / "at-once", quantize=way, **part)
     ckptconv.convert(tmp_path / "m", tmp_path / "whole", quantize=way, fsync=False)
-    ckptconv.convert(tmp_path / "whole", tmp_path / "part", verify=True, **part)
+    ckptconv.convert(tmp_path / "whole", tmp_path / "part", **VERIFIED, **part)
     assert _same(tmp_path / "at-once", tmp_path / "part")
     told = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("at-once", "part")]
     assert told[0]["quantization_config"] == told[1]["quantization_config"]

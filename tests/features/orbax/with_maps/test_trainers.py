@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from cells import VERIFY, verified_here
 from checkpoints import assert_same, ckptconv_here, done
 from effort import every
 from features.ocdbt.writer import database
@@ -36,7 +37,7 @@ def test_a_step_of_openpi_gets_the_names_of_hugging_face(suffix: str, tmp_path: 
     place = step(tmp_path / "step", arrays_of("openpi-pi0"), ["params"], suffix)
     out = tmp_path / "out.safetensors"
     for source in (place, place / "params"):
-        done(ckptconv_here("convert", source, out, "--map", "openpi-pi0", "--verify"))
+        done(ckptconv_here("convert", source, out, "--map", "openpi-pi0", *VERIFY))
         assert_same(load_file(out), load_file(CASES / "openpi-pi0" / "hf.safetensors"))
 
 
@@ -51,6 +52,6 @@ def test_a_step_of_maxtext_gets_the_names_and_numbers_of_hugging_face(
     case = f"maxtext-{map_}{layers}"
     place = step(tmp_path / "step", arrays_of(case), ["params", "params"])
     out = tmp_path / "out.safetensors"
-    done(ckptconv_here("convert", place, out, "--map", f"maxtext-{map_}", "--verify", *sizes))
+    done(ckptconv_here("convert", place, out, "--map", f"maxtext-{map_}", *VERIFY, *sizes))
     assert_same(load_file(out), load_file(CASES / case / "hf.safetensors"))
-    done(ckptconv_here("verify", place, out))
+    verified_here(place, out)

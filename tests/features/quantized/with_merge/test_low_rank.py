@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cells import VERIFIED
 from features.quantized.dialects import QUANTIZED
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
@@ -43,7 +44,7 @@ def taken_apart(place: Path) -> tuple[Path, Path]:
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 def test_it_is_what_merge_makes_of_the_codes_and_an_adapter(dtype: str, tmp_path: Path) -> None:
     codes, adapter = taken_apart(tmp_path)
-    options: dict[str, Any] = {"dequantize": True, "dtype": dtype, "fsync": False, "verify": True}
+    options: dict[str, Any] = {"dequantize": True, "dtype": dtype, "fsync": False, **VERIFIED}
     ckptconv.merge(codes, adapter, tmp_path / "merged", **options)
     ckptconv.convert(CASE, tmp_path / "whole", **options)
     merged, whole = (bits_in(tmp_path / name / "model.safetensors") for name in ("merged", "whole"))

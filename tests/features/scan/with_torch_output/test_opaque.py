@@ -14,6 +14,7 @@ import effort
 import torch
 from attacks.assemble import archive
 from attacks.corpus import CASES
+from cells import VERIFY
 from checkpoints import ckptconv_here, done, torch_loaded
 from features.scan import further, held_back, later
 from states import with_objects
@@ -44,7 +45,7 @@ def test_reviewed_objects_are_written_on_request(tmp_path: Path) -> None:
     ckptconv_here("safetensors2pt", source, output).refused(
         3, "4 objects", "'config'", "--opaque keep", "--opaque drop"
     )
-    kept = done(ckptconv_here("safetensors2pt", source, output, *KEEP, "--verify", "--no-fsync"))
+    kept = done(ckptconv_here("safetensors2pt", source, output, *KEEP, *VERIFY, "--no-fsync"))
     assert "array.array" in kept.err
     again = torch_loaded(output)
     assert again["class"] is numbers.Number

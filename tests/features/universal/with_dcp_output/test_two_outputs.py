@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from cells import VERIFY
 from checkpoints import ckptconv_here, done, torch_file
 from optimizer_files import by_names
 
@@ -31,7 +32,7 @@ def test_states_in_another_output_come_by_way_of_a_distributed_checkpoint(
     refused.refused(2, "first with --to dcp and --states", "that with --to universal")
     assert not Path("uni").exists()
     done(ckptconv_here("convert", "w", "both", "--to", "dcp", "--states", "st"))
-    done(ckptconv_here("convert", "both", "uni/step", "--to", "universal", "--verify"))
+    done(ckptconv_here("convert", "both", "uni/step", "--to", "universal", *VERIFY))
     for name in ("weight", "bias"):
         for state in ("exp_avg", "exp_avg_sq"):
             stored = torch.load(f"uni/step/zero/{name}/{state}.pt", weights_only=False)["param"]

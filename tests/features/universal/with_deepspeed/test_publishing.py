@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from cells import looking, of_features
+from cells import VERIFIED, looking, of_features, verified, verified_here
 from checkpoints import ZERO, ckptconv_here, done, widened
 from effort import every
 from format_suite import FormatSuite
@@ -57,7 +57,7 @@ def test_the_pointer_to_a_universal_checkpoint_is_told_of_where_it_is(
         (pointer,) = [output["path"] for output in whole if output["path"].endswith("latest_universal")]
         assert pointer == os.path.join(os.path.dirname(out.rstrip("/")), "latest_universal")
         assert Path(pointer).read_text() == Path(out).name
-        done(ckptconv_here("verify", source, "--universal", out))
+        verified_here(source, "--universal", out)
 
 
 @pytest.mark.parametrize("parts", [False, True] if "part" in OPTIONS else [False])
@@ -72,7 +72,7 @@ def test_a_universal_checkpoint_behind_a_link_is_named_beside_itself(parts: bool
     assert str(tmp_path / "disk" / "latest_universal") in run.out
     assert (tmp_path / "disk" / "latest_universal").read_text() == "step9_universal"
     assert os.listdir(tmp_path / "run") == ["link"]
-    done(ckptconv_here("verify", source, "--universal", link))
+    verified_here(source, "--universal", link)
     for command in looking():
         done(ckptconv_here(command, tmp_path / "disk"))
 
@@ -108,8 +108,8 @@ def test_what_differs_is_named(case: str, tmp_path: Path) -> None:
     source = ZERO / case / "checkpoint"
     outputs = {"optimizer": str(tmp_path / "states.safetensors"), "universal": str(tmp_path / "steps/universal")}
     (tmp_path / "steps").mkdir()
-    convert(source, tmp_path / "model", verify=True, **outputs)
-    verify(source, tmp_path / "model", **outputs)
+    convert(source, tmp_path / "model", **VERIFIED, **outputs)
+    verified(source, tmp_path / "model", **outputs)
     parameter = tmp_path / "steps/universal/zero/l1.weight/exp_avg.pt"
     data = parameter.read_bytes()
     sign = data.index(struct.pack("<f", torch.load(parameter)["param" if "z2" in case else ...].flatten()[5].item()))
@@ -157,7 +157,7 @@ def test_a_tree_that_cannot_be_put_in_its_place_leaves_the_earlier_one(
         assert ckptconv_here("zero-to-fp32", ZERO / "z3_fp32_w4/checkpoint", "--universal", out).code == 1
     assert contents(out) == before
     done(ckptconv_here("zero-to-fp32", source, "--universal", out))
-    done(ckptconv_here("verify", source, "--universal", out))
+    verified_here(source, "--universal", out)
     assert {path.name for path in tmp_path.iterdir()} == {"u", "latest_universal"}
 
 
@@ -187,7 +187,7 @@ def test_its_files_have_digests(tmp_path: Path) -> None:
     for name, entry in told.items():
         path = tmp_path / name if name == "latest_universal" else tmp_path / "step_u" / name
         assert entry["digests"]["file"] == hashlib.sha256(path.read_bytes()).hexdigest()
-    verify(source, universal=tmp_path / "step_u")
+    verified(source, universal=tmp_path / "step_u")
 
 
 def test_a_universal_checkpoint_goes_on_too(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_a_universal_checkpoint_goes_on_too(tmp_path: Path) -> None:
 
 @every("source, name", [case for cases in of_features("QUANTIZED_MODELS") for case in cases])
 def test_products_of_quantized_weights_are_in_float32(source: Path, name: str, tmp_path: Path) -> None:
-    convert(source, tmp_path / "out", dequantize=True, universal=tmp_path / "universal", verify=True)
+    convert(source, tmp_path / "out", dequantize=True, universal=tmp_path / "universal", **VERIFIED)
     made = torch.load(tmp_path / "universal" / "zero" / name / "fp32.pt", weights_only=True)["param"]
     assert made.dtype == torch.float32
     expected = load_file(source / "expected.safetensors")[name]

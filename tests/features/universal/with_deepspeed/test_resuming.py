@@ -11,6 +11,7 @@ from typing import Any
 import fsspec
 import pytest
 import torch
+from cells import VERIFIED, VERIFY, verified_here
 from checkpoints import ZERO, assert_same, ckptconv_here, done, load_with_aliases
 from effort import every
 from optimizer_files import FORMS, STEPS, by_name, muon_saved, network, trained, training_saved
@@ -55,7 +56,7 @@ def refused(run: Any, code: int, *words: str) -> None:
 
 def test_weights_become_fp32_masters_with_zero_moments_at_step_0(tmp_path: Path) -> None:
     state, out = hugging_face(tmp_path / "hf"), tmp_path / "universal"
-    run = done(ckptconv_here("convert", tmp_path / "hf", "--universal", out, "--verify"))
+    run = done(ckptconv_here("convert", tmp_path / "hf", "--universal", out, *VERIFY))
     assert "starts with zero moments at step 0" in run.out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "latest_universal", "universal"]
     assert (tmp_path / "latest_universal").read_text() == "universal"
@@ -90,7 +91,7 @@ def test_every_stage_finds_what_it_loads(tmp_path: Path) -> None:
         out = tmp_path / f"u{stage}"
         done(ckptconv_here("convert", tmp_path / "hf", "--universal", out, *(["--zero-stage", stage] if stage else [])))
         files[stage] = sorted(path.name for path in out.iterdir() if path.is_file() and path.suffix == ".pt")
-        assert ckptconv_here("verify", tmp_path / "hf", "--universal", out).code == 0
+        verified_here(tmp_path / "hf", "--universal", out)
     assert files == {"": [MODEL, MODEL_3], 1: [MODEL], 2: [MODEL], 3: [MODEL_3]}
     parameter = tmp_path / "u3" / "zero" / "0.weight"
     assert sorted(path.name for path in parameter.iterdir()) == ["exp_avg.pt", "exp_avg_sq.pt", "fp32.pt"]
@@ -119,7 +120,7 @@ def test_deepspeed_s_loader_finds_every_entry_it_asks_for(tmp_path: Path) -> Non
 def test_a_training_checkpoint_of_torch_goes_on_with_its_moments(form: str, tmp_path: Path) -> None:
     groups = 1 if form == "numbers" else 2
     state, out = training_saved(tmp_path / "t.pt", form, groups), tmp_path / "u"
-    run = done(ckptconv_here("pt2safetensors", tmp_path / "t.pt", "--universal", out, "--verify"))
+    run = done(ckptconv_here("pt2safetensors", tmp_path / "t.pt", "--universal", out, *VERIFY))
     assert "continues at step 3" in run.out
     weights, states = read_back(out)
     assert_same(weights, state["model"])
@@ -130,7 +131,7 @@ def test_a_training_checkpoint_of_torch_goes_on_with_its_moments(form: str, tmp_
     assert [group["lr"] for group in hyper[:groups]] == [0.1, 0.2][:groups]
     assert hyper[groups:] == [{}] * (6 - groups)
     assert not hyper[0].keys() & {"params", "param_names", "fused", "foreach"}
-    assert ckptconv_here("verify", tmp_path / "t.pt", "--universal", out).code == 0
+    verified_here(tmp_path / "t.pt", "--universal", out)
 
 
 @pytest.mark.skipif("dcp2safetensors" not in COMMANDS, reason="there are no directories of ranks")
@@ -142,14 +143,14 @@ def test_a_distributed_checkpoint_goes_on_with_its_moments(tmp_path: Path) -> No
     states, optim = get_state_dict(model, optimizer)
     save({"model": states, "optim": optim}, checkpoint_id=tmp_path / "dcp", no_dist=True)
     out = tmp_path / "u"
-    done(ckptconv_here("dcp2safetensors", tmp_path / "dcp", "--universal", out, "--verify"))
+    done(ckptconv_here("dcp2safetensors", tmp_path / "dcp", "--universal", out, *VERIFY))
     weights, moments = read_back(out)
     assert_same(weights, dict(model.state_dict()))
     assert_same(moments, by_name({"model": model.state_dict(), "optimizer": optimizer.state_dict()}))
     assert loaded(out / MODEL)["global_steps"] == STEPS
     assert ckptconv_here("dcp2safetensors", tmp_path / "dcp", "--universal", out, "--fresh-optimizer").code == 0
     assert not any(each.any() for each in read_back(out)[1].values())
-    assert ckptconv_here("verify", tmp_path / "dcp", "--universal", out).code == 0
+    verified_here(tmp_path / "dcp", "--universal", out)
 
 
 def hyperparameters(common: Any) -> list[list[Any]]:
@@ -164,7 +165,7 @@ def test_zero_3_keeps_the_run_s_own_settings_where_groups_differ(tmp_path: Path)
     for stage, kept in (("", []), ("3", []), ("1", [0.1, 0.2])):
         options = ["--zero-stage", stage] if stage else []
         run = done(
-            ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / f"u{stage}", *options, "--verify")
+            ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / f"u{stage}", *options, *VERIFY)
         )
         common = loaded(tmp_path / f"u{stage}" / COMMON)
         assert hyperparameters(common) == [[0.1, 0.2], kept]
@@ -255,7 +256,7 @@ def test_a_parameter_without_states_begins_with_zero_moments(tmp_path: Path) -> 
 
 def test_states_of_several_optimizers_stay_those_of_their_groups(tmp_path: Path) -> None:
     expected = muon_saved(tmp_path / "t.pt")
-    run = done(ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u", "--verify"))
+    run = done(ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u", *VERIFY))
     for words in ("ZeRO-3 loads only 'exp_avg', 'exp_avg_sq' of each parameter.", "for ZeRO-1 and 2."):
         assert words in run.err
     assert "fail in the first step with Muon" in run.err
@@ -270,7 +271,7 @@ def test_deepspeed_has_one_number_of_steps_for_a_group(tmp_path: Path) -> None:
     state = training_saved(tmp_path / "t.pt")
     state["optimizer"]["state"]["0.bias"]["step"] = torch.tensor(1.0)
     torch.save(state, tmp_path / "t.pt")
-    run = done(ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u", "--verify"))
+    run = done(ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u", *VERIFY))
     assert "'0.bias' have fewer steps than the 3 of other parameters in their group" in run.err
     assert {float(loaded(path)) for path in (tmp_path / "u" / "zero").glob("*/step.pt")} == {3.0}
     assert loaded(tmp_path / "u" / MODEL)["global_steps"] == 3
@@ -343,7 +344,7 @@ def test_what_does_not_belong_to_it_is_found(tmp_path: Path) -> None:
     hugging_face(tmp_path / "hf")
     assert ckptconv_here("convert", tmp_path / "hf", "--universal", tmp_path / "u").code == 0
     (tmp_path / "u" / "empty").mkdir()
-    assert ckptconv_here("verify", tmp_path / "hf", "--universal", tmp_path / "u").code == 0
+    verified_here(tmp_path / "hf", "--universal", tmp_path / "u")
     for more in ("zero/0.weight/more.pt", "zero/0.weight/deep/down", "other/deep/down"):
         (tmp_path / "u" / more).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "u" / more).write_text("x")
@@ -368,7 +369,7 @@ def test_a_universal_checkpoint_on_a_store_has_its_name_last(tmp_path: Path) -> 
     place = "memory://universal/runs/step3"
     state = training_saved(tmp_path / "t.pt")
     try:
-        ckptconv.convert(tmp_path / "t.pt", universal=place, verify=True)
+        ckptconv.convert(tmp_path / "t.pt", universal=place, **VERIFIED)
         assert store.cat("/universal/runs/latest_universal") == b"step3"
         assert ckptconv.verify(tmp_path / "t.pt", universal=place).tensors == 27
         ckptconv.convert(place, tmp_path / "back.safetensors")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from cells import VERIFIED
 from effort import every
 from features.virtual.test_virtual import described
 from reading import state_of
@@ -46,7 +47,7 @@ def test_tensors_that_are_stored_twice_stay_so(structure: bool, tmp_path: Path) 
     made = {}
     for output in ("x.virtual.json", "x.safetensors"):
         ckptconv.convert(tmp_path / "x.pt", tmp_path / output, tied="duplicate", structure=structure, fsync=False)
-        ckptconv.convert(tmp_path / output, tmp_path / "out.safetensors", verify=True, fsync=False)
+        ckptconv.convert(tmp_path / output, tmp_path / "out.safetensors", **VERIFIED, fsync=False)
         made[output] = (tmp_path / "out.safetensors").read_bytes()
     assert made["x.virtual.json"] == made["x.safetensors"]
     names = ["a", "b", "m", "n"] if structure else ["a", "b", "c", "m", "n"]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from cells import VERIFIED
 from effort import every
 from safetensors.torch import load_file, save_file
 
@@ -40,7 +41,7 @@ def quantized(place: Path) -> Path:
 @every("case", CUT)
 def test_the_words_for_codes_are_kept(case: str, tmp_path: Path) -> None:
     source = quantized(tmp_path / "source")
-    report = ckptconv.convert(source, tmp_path / "part", verify=True, **CUT[case])
+    report = ckptconv.convert(source, tmp_path / "part", **VERIFIED, **CUT[case])
     assert not report.warnings
     told = json.loads((tmp_path / "part" / "config.json").read_text())
     assert told == {"num_hidden_layers": 1, "vocab_size": 4, "quantization_config": WORDS}

@@ -1,0 +1,122 @@
+"""Compare the files of an output with the digests in its manifest, where its source is not at hand."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Collection, Iterator
+
+from ckptconv.errors import DifferenceError, MissingError, UsageError
+from ckptconv.features.verify import AGAIN
+from ckptconv.features.verify.provenance import Manifest, read_manifest
+from ckptconv.features.verify.report import Verification
+from ckptconv.formats.model_files import INDEX_SUFFIX, SUFFIX
+from ckptconv.formats.run_names import TREES
+from ckptconv.options.table import Options
+from ckptconv.outputs.targets import MANIFEST, pointer_of
+from ckptconv.process import peak_rss
+from ckptconv.result import OutputFile
+from ckptconv.storage.digests import digest_of
+from ckptconv.storage.handles import HIDDEN
+from ckptconv.storage.location import Location
+from ckptconv.storage.paths import basename
+from ckptconv.storage.progress import Progress
+from ckptconv.text import some
+
+
+def compared(
+    path: str, options: Options, progress: Progress | None, on_total: Callable[[int], object] | None
+) -> Verification:
+    """Return the report on the files of the output at `path`, which are those of its manifest.
+
+    Raise UsageError if it has no manifest with digests, DifferenceError for a file that is missing or another.
+    """
+    started = time.monotonic()
+    place = Location(path, dict(options.storage_options))
+    is_directory = place.kind == "directory"
+    at = place.at(options.manifest) if options.manifest else place.join(MANIFEST)
+    if place.kind == "file" and not options.manifest and path.endswith(".json"):
+        with contextlib.suppress(DifferenceError):  # it is no manifest
+            read_manifest(place, options)
+            hint = f"Give the output: ckptconv verify OUTPUT --manifest {path}"
+            raise UsageError(f"{path} is a manifest, not an output.", hint)
+    manifest = read_manifest(at, options, path)
+    if manifest is None or "digest" not in manifest.members:
+        if place.kind == "missing":
+            raise MissingError(f"{path} does not exist.")
+        why = f"the manifest {at} has none" if manifest else f"{at} does not exist"
+        if not (is_directory or options.manifest):
+            why = f"{path} is one file, whose manifest is elsewhere"
+        elsewhere = "" if options.manifest else " Or give the manifest with digests: --manifest FILE."
+        named = "" if is_directory else " --manifest FILE"
+        raise UsageError(
+            f"{path} cannot be verified without its source, for lack of digests: {why}.",
+            f"Give the source first: ckptconv verify SOURCE OUTPUT. A conversion with --digest sha256{named} writes "
+            f"digests.{elsewhere}",
+        )
+    algorithm, files = manifest.members["digest"], manifest.members["files"]
+    if on_total:
+        on_total(sum(entry["size"] for entry in files.values()))
+    done = Verification(at.path, [], manifest.members["source"]["format"], 0, manifest.members["aliases"], 0, 0, 0, [])
+    for name, entry in files.items():
+        file = _file(place, name) if is_directory else place
+        _check(manifest, file, entry, algorithm, progress)
+        done.outputs.append(OutputFile(file.path, entry["size"], len(entry["tensors"])))
+        done.tensors += len(entry["tensors"])
+        done.bytes_compared += entry["size"]
+    done.tensors += len(done.aliases)
+    if is_directory:
+        done.warnings.extend(_others(place, {*files, basename(at.path)}))
+    done.bytes_read = done.bytes_compared
+    done.warnings.append(
+        f"The files were compared with the {algorithm} digests in {at}, and not with their source: ckptconv verify "
+        "SOURCE OUTPUT compares every element."
+    )
+    done.seconds, done.peak_rss_bytes = time.monotonic() - started, peak_rss()
+    return done
+
+
+def _file(place: Location, name: str) -> Location:
+    """Return the place of a file of the output in a directory; the file that names a tree lies next to that."""
+    form = next((form for form, pointer in TREES.items() if pointer == name), "")
+    return place.at(pointer_of(place.path, form)) if form else place.join(name)
+
+
+def _others(place: Location, stated: Collection[str]) -> Iterator[str]:
+    """Yield a warning about files in the output's directory that its manifest does not name. Raise DifferenceError for
+    those that programs may load with it."""
+    entries = {name.partition("/")[0] for name in stated}
+    others = [name for name in place.names if name not in entries and not name.startswith(HIDDEN)]
+    loaded = [name for name in others if name.endswith((SUFFIX, INDEX_SUFFIX))]
+    if loaded:
+        raise DifferenceError(
+            f"{place} holds {some(loaded, 3, str)}, which its manifest does not name.",
+            "Programs may load these files instead or in addition: remove them.",
+            what="file",
+            file=place.join(loaded[0]).path,
+        )
+    if others:
+        yield f"{place} also holds {some(others, 3, str)}, which its manifest does not name: not compared."
+
+
+def _check(
+    manifest: Manifest, file: Location, entry: dict[str, object], algorithm: str, progress: Progress | None
+) -> None:
+    """Raise DifferenceError unless a file has the size and the digest of its `entry` in the manifest."""
+    stated: dict[str, object] = entry["digests"]  # type: ignore[assignment]
+    if file.kind != "file":
+        raise DifferenceError(f"{file} is missing, and {manifest.place} has it.", AGAIN, what="missing", file=file.path)
+    with contextlib.closing(file.open_reader()) as reader:
+        size = reader.file.size
+        digest = digest_of(reader, algorithm, progress) if size == entry["size"] else ""
+    if digest != stated["file"]:
+        difference = f"the {algorithm} {digest}" if digest else f"{size} bytes"
+        wanted = stated["file"] if digest else f"{entry['size']} bytes"
+        raise DifferenceError(
+            f"{file} has {difference}, and {manifest.place} says {wanted}.",
+            AGAIN,
+            what="file",
+            file=file.path,
+            expected=wanted,
+            found=difference,
+        )

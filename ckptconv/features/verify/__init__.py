@@ -1,0 +1,18 @@
+"""Compare an output, bit for bit, with the result that its source gives.
+
+In: a source, an output, options. Out: a `Verification`, or the first difference. `evaluate` computes a tensor's
+elements with code of its own. `output` reads safetensors outputs strictly: the safetensors library must read them
+alike, and would write their headers alike. `provenance` checks manifests. The expected names and tensors are selected
+as for a conversion; no code that moves a conversion's bytes is used. `command` is the command, and `staged` compares
+the output of a conversion before it is published. What other features add to it is in their module `with_verify`.
+"""
+
+from __future__ import annotations
+
+PAGES = ()
+# What it builds on.
+NEEDS = ("pairs",)
+# Advice about an output that does not agree with itself, and about a file that is not what it says.
+STALE = "It belongs to another version of these files; convert again."
+AGAIN = "The file was damaged or changed since it was written; convert again."
+CONVERTED_SO = "Give --for-hub, --key, --include, --exclude, --strip-prefix and --rename as the conversion had them."

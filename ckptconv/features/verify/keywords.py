@@ -1,0 +1,17 @@
+"""The options of `verify`."""
+
+from __future__ import annotations
+
+from ckptconv.options.table import OPTIONS
+
+# Those of a conversion that reads states.
+VERIFYING = {
+    **{name: option for name, option in OPTIONS.items() if name != "optimizer"},
+    "states": OPTIONS["states"].explained(
+        "The optimizer states: those that the conversion wrote there, or of a checkpoint of "
+        "torch.distributed.checkpoint those that went into it.",
+        former="--optimizer",
+    ),
+}
+# The name of the keywords' type, and its docstring.
+KEYWORDS = VERIFYING, "Options of `verify`."
