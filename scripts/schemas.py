@@ -17,7 +17,6 @@ from typing import Any, Literal, NamedTuple
 
 from ckptconv.cli import printed
 from ckptconv.cli.console import VERSION
-from ckptconv.features.verify.report import Verification
 from ckptconv.result import Report
 
 
@@ -38,6 +37,7 @@ class Command(NamedTuple):
 # What commands of features print: the module of each that has any of COMMANDS, OF_CONVERSIONS, DIFFERENCES, EXTENDED
 # and MORE.
 _PRINTED: dict[str, str] = {
+    "verify": "ckptconv.features.verify.printed",
     "convert": "ckptconv.features.batch.printed",
     "finish": "ckptconv.features.parts.command",
     "like": "ckptconv.features.like.printed",
@@ -72,13 +72,6 @@ COMMANDS = {
         "report",
     ),
     "error": Command("Failures", "", (), printed.Failed, ok=False),
-    "verify": Command(
-        "verify",
-        "What `verify --json` prints when the output is exactly that source.",
-        ("verify",),
-        Verification,
-        "verification",
-    ),
     **{name: Command(*about) for each in FEATURES for name, about in getattr(each, "COMMANDS", {}).items()},
 }
 

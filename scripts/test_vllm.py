@@ -19,6 +19,8 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from formats import verified
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 HIDDEN, ROWS, LAYERS = 64, 96, 2
@@ -172,7 +174,7 @@ def check(model: Model, place: Path) -> str:
 
     saved(model, 0, place / "release", further=True)
     saved(model, 1, place / "trained", further=False)
-    ckptconv.convert(place / "trained", place / "whole", graft=f"{place / 'release'}:{model.glob}", verify=True)
+    ckptconv.convert(place / "trained", place / "whole", graft=f"{place / 'release'}:{model.glob}", **verified())
     whole, release = (loaded(place / name) for name in ("whole", "release"))
     trained = load_file(place / "trained" / "model.safetensors")
     if unset := [name for name, parameter in whole.items() if parameter.isnan().any()]:

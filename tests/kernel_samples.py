@@ -1,5 +1,5 @@
 """A tensor for each kernel, which the kernel makes: those of the trunk, and of each feature. Its bytes, as a conversion
-makes them, and as verification does."""
+makes them, and as features compute them by other means."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import numpy as np
 from cells import of_features
 
 from ckptconv.engine.worker import Worker
-from ckptconv.features.verify.evaluate import Evaluator
 from ckptconv.plan import Data
 from ckptconv.storage.files import Readers
 from ckptconv.tensors.computing import Bits, Join, Joined
@@ -43,6 +42,5 @@ def made(tensor: LazyTensor) -> bytes:
         return bytes(Worker(readers, None, 1 << 12).bytes_of(Data(0, tensor, "x"), 0, tensor.nbytes))
 
 
-def evaluated(tensor: LazyTensor) -> bytes:
-    with Readers() as readers:
-        return Evaluator(readers).flat(tensor, 0, tensor.numel).tobytes()
+def evaluated(tensor: LazyTensor) -> list[bytes]:
+    return [evaluate(tensor) for evaluate in of_features("EVALUATING")]

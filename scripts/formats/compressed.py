@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from formats import configured, dequantized, differing, read
+from formats import configured, dequantized, differing, read, verified
 
 NEEDED = ("torch", "compressed_tensors")
 _CASES: dict[str, dict[str, Any]] = {
@@ -69,7 +69,7 @@ def check(place: Path, seed: int) -> Iterator[tuple[str, str]]:
         if format_ in _WAYS:
             plain, out = here / "weights.safetensors", here / "codes.safetensors"
             save_file({f"{name}.weight": weight for name, weight in weights.items()}, plain)
-            ckptconv.convert(plain, out, quantize=_WAYS[format_], verify=True)
+            ckptconv.convert(plain, out, quantize=_WAYS[format_], **verified())
             yield f"{case}, written", differing(read(out), read(here / "model.safetensors"))
 
 

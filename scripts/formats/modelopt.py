@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from formats import differing, read
+from formats import differing, read, verified
 
 NEEDED = ("torch", "transformers", "modelopt")
 _CONFIGURATIONS = (
@@ -103,7 +103,7 @@ def _read(place: Path, name: str, seed: int) -> str:
     import ckptconv
 
     before = _exported(_model(seed), getattr(mtq, name), place)
-    options: dict[str, Any] = {"dequantize": True, "dtype": "float32", "verify": True}
+    options: dict[str, Any] = {"dequantize": True, "dtype": "float32", **verified()}
     ckptconv.convert(place, place / "plain", **options)
     made, stored = read(place / "plain" / "model.safetensors"), load_file(place / "model.safetensors")
     words = json.loads((place / "hf_quant_config.json").read_text())["quantization"]
@@ -170,7 +170,7 @@ def _low_rank(place: Path, dtype: str, seed: int) -> str:
     stored = load_file(place / "model.safetensors")
     made = {}
     for into in ("float32", "bfloat16"):
-        ckptconv.convert(place, place / into, dequantize=True, dtype=into, verify=True)
+        ckptconv.convert(place, place / into, dequantize=True, dtype=into, **verified())
         made[into] = load_file(place / into / "model.safetensors")
     words = json.loads((place / "hf_quant_config.json").read_text())["quantization"]
     modules = {name: layer for name, layer in before.named_modules() if f"{name}.weight_scale" in stored}
@@ -212,7 +212,7 @@ def _written(place: Path, seed: int) -> str:
     model = _model(seed)
     model.save_pretrained(place / "source")
     _exported(model, mtq.W4A16_NVFP4_CFG, place / "codes")
-    options: dict[str, Any] = {"quantize": "nvfp4-modelopt", "verify": True}
+    options: dict[str, Any] = {"quantize": "nvfp4-modelopt", **verified()}
     ckptconv.convert(place / "source", place / "ours", **options)
     made, wanted = (read(place / name / "model.safetensors") for name in ("ours", "codes"))
     assert all(math.prod(shape) for shape, _ in wanted.values())

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from formats import differing, read
+from formats import differing, read, verified
 
 NEEDED = ("orbax", "jax", "flax", "optax")
 # Arrays are sharded over so many devices, which the processor plays.
@@ -154,7 +154,7 @@ def _compared(path: Path, restored: Any) -> str:
     import ckptconv
 
     output = path.parent / "out.safetensors"
-    ckptconv.convert(path, output, key=".", overwrite=True, verify=True)
+    ckptconv.convert(path, output, key=".", overwrite=True, **verified())
     wanted = dict(_arrays(restored))
     return differing(
         read(output), {name: ([*array.shape], np.asarray(array).tobytes()) for name, array in wanted.items()}

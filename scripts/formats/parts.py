@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from formats import verified
+
 NEEDED = ("torch", "transformers", "compressed_tensors")
 LAYERS, EXPERTS = 6, 8
 _BASE: dict[str, Any] = {
@@ -147,7 +149,7 @@ def _compared(place: Path, model: Any, part: dict[str, list[int]]) -> str:
 
     out = place.with_name(f"{place.name}-{'-'.join(part)}-{len(part)}")
     try:
-        ckptconv.convert(place, out, overwrite=True, fsync=False, verify=True, **part)  # type: ignore[arg-type]
+        ckptconv.convert(place, out, overwrite=True, fsync=False, **verified(), **part)  # type: ignore[arg-type]
     except ckptconv.CkptconvError as error:
         return f"refused: {error}"
     try:
@@ -172,7 +174,7 @@ def _pruned(place: Path, routers: str, experts: str) -> str:
     pruner = MagnitudeExpertPruner.from_pretrained(str(place), routers, experts, sparsity=0.5)
     convert_checkpoint(str(place), str(theirs), pruner, max_workers=1, device="cpu")
     kept = [pruner.retained_experts[name] for name in sorted(pruner.retained_experts)]
-    ckptconv.convert(place, ours, experts=kept, fsync=False, verify=True)
+    ckptconv.convert(place, ours, experts=kept, fsync=False, **verified())
     both = [
         {name: tensor for file in path.glob("*.safetensors") for name, tensor in load_file(file).items()}
         for path in (theirs, ours)
@@ -268,7 +270,7 @@ def _components(place: Path, seed: int) -> Iterator[tuple[str, str]]:
     model.save_pretrained(place / "gemma3")
     for component, kind in (("text", AutoModelForCausalLM), ("vision", AutoModel)):
         whole: Any = ckptconv.convert
-        whole(place / "gemma3", place / component, component=component, fsync=False, verify=True)
+        whole(place / "gemma3", place / component, component=component, fsync=False, **verified())
         loaded, found = kind.from_pretrained(place / component, output_loading_info=True, dtype="float32")
         wrong = {name: sorted(map(str, each)) for name, each in found.items() if each}
         if wrong or component == "vision":
@@ -279,7 +281,7 @@ def _components(place: Path, seed: int) -> Iterator[tuple[str, str]]:
             yield f"gemma3 {component}", f"{wrong}" if wrong else "" if equal else "weights differ"
         else:
             yield f"gemma3 {component}", _differing(loaded, model)
-    ckptconv.convert(place / "gemma3", place / "few", layers=_FIRST, fsync=False, verify=True)
+    ckptconv.convert(place / "gemma3", place / "few", layers=_FIRST, fsync=False, **verified())
     loaded, found = Gemma3ForConditionalGeneration.from_pretrained(place / "few", output_loading_info=True)
     wrong = {name: sorted(map(str, each)) for name, each in found.items() if each}
     yield "gemma3 layers", f"{wrong}" if wrong else _differing(loaded, _in_memory(model, _FIRST))

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from formats import verified
+
 NEEDED = ("torch", "compressed_tensors", "transformers")
 # The kind of matrix, the size of blocks or None, and which rotations there are: of all inputs and outputs (QuIP), or of
 # the input of down_proj (R4 of SpinQuant).
@@ -112,7 +114,7 @@ def _compared(here: Path, logits: Any, tokens: Any, most: float) -> str:
     import ckptconv
 
     out = here.with_name(f"{here.name}-plain-model")
-    ckptconv.convert(here, out, dequantize=True, dtype="fp32", verify=True, fsync=False)
+    ckptconv.convert(here, out, dequantize=True, dtype="fp32", fsync=False, **verified())
     if "quantization_config" in json.loads((out / "config.json").read_text()):
         return "its configuration tells of rotations"
     model, found = AutoModelForCausalLM.from_pretrained(out, output_loading_info=True, dtype=torch.float32)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from formats import differing, read
+from formats import differing, read, verified
 
 NEEDED = ("tensorstore", "ml_dtypes", "numpy")
 _STEPS = 40
@@ -44,7 +44,7 @@ def _compared(place: Path, chance: random.Random) -> str:
         key = {"key_metadata": [{"key": name, "key_type": 2}]}
         entries[name] = {**key, "value_metadata": {"value_type": "jax.Array", "skip_deserialize": False}}
     (place / "_METADATA").write_text(json.dumps({"tree_metadata": entries}))
-    ckptconv.convert(place, place / "out.safetensors", key=".", verify=True)
+    ckptconv.convert(place, place / "out.safetensors", key=".", **verified())
     return differing(read(place / "out.safetensors"), wanted)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cells import naming_attacks, of_features
+from cells import naming_attacks, of_features, verifying
 from checkpoints import DATA, ZERO, load_with_aliases, seven_shards
 from compare import Attack
 from effort import spread
@@ -223,6 +223,7 @@ def test_the_tree_is_nested_as_it_was_saved(tmp_path: Path) -> None:
         assert list(ck.tree) == ["w", "l"]
 
 
+@verifying
 def test_convert_and_verify_take_it(tmp_path: Path) -> None:
     with ckptconv.open(ZERO / Z3) as ck:
         ckptconv.convert(ck, tmp_path / "x.safetensors", fsync=False)

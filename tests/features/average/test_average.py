@@ -13,7 +13,7 @@ import fsspec
 import numpy as np
 import pytest
 import torch
-from cells import VERIFIED, offered, verified
+from cells import VERIFIED, offered, verified, verify, verifying
 from checkpoints import ZERO, ckptconv_here, contents
 from effort import examples
 from faults import other_fields
@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from stores import FAR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from ckptconv import DifferenceError, UnsupportedError, UsageError, average, convert, verify
+from ckptconv import DifferenceError, UnsupportedError, UsageError, average, convert
 from ckptconv.features.average.options import AVERAGING
 from ckptconv.features.sums.kernels import WeightedSum
 from ckptconv.formats.registered import DESCRIBING
@@ -171,6 +171,7 @@ def test_another_dtype_is_rounded_once_too(to: str) -> None:
     )
 
 
+@verifying
 def test_formats_may_be_mixed() -> None:
     zero = ZERO / "z3_fp32_w4" / "checkpoint"
     convert(zero, "model.safetensors")
@@ -285,6 +286,7 @@ def test_parts_make_the_whole() -> None:
     assert contents(Path("whole")) == contents(Path("parts"))
 
 
+@verifying
 def test_the_manifest_names_the_others_and_verify_reads_them() -> None:
     names = saved(*(model(seed) for seed in range(3)))
     average(names, "out", weights=[1, 2, 3])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from cells import VERIFIED, verified
+from cells import VERIFIED, verified, verifying
 from checkpoints import contents, torch_file
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -84,6 +84,7 @@ def test_a_record_and_a_manifest_of_an_earlier_output_go(place: Path) -> None:
     assert contents(place / "out").keys() == {"model.safetensors", "config.json", "tokenizer.json"}
 
 
+@verifying
 def test_verify_compares_it_without_a_manifest(place: Path) -> None:
     source = torch_file(place, training())
     publish(source)

@@ -6,14 +6,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from cells import VERIFY
-
 DATA = Path(__file__).parent / "data"
 STEP = DATA / "fsdp2_w2_nested" / "checkpoint"
 
 
 def run(smoke: Any) -> None:
-    smoke.run("dcp2safetensors", STEP, "dcp", *VERIFY)
+    smoke.run("dcp2safetensors", STEP, "dcp", *smoke.verifying)
     smoke.run("dcp2safetensors", STEP, "--optimizer", "dcp_adam.safetensors")
     smoke.run("dcp2safetensors", STEP, "all.safetensors", "--key", ".")
     for compressed in DATA.parent.glob("with_compressed/data/*/checkpoint"):

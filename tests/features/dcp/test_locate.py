@@ -13,7 +13,7 @@ import fsspec
 import pytest
 import torch
 import torch.distributed.checkpoint as dist_checkpoint
-from cells import looking
+from cells import looking, verifying
 from checkpoints import ckptconv_here
 from effort import every
 from features.dcp.cases import checkpoint_of, converted, copy_of, expected_of, refused
@@ -138,6 +138,7 @@ def with_more() -> Checkpoint:
     return made
 
 
+@verifying
 @every(
     "options, notes, warnings",
     [

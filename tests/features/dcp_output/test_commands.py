@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cells import verifying
 from checkpoints import ckptconv_here, done
 from features.dcp.cases import checkpoint_of
 from safetensors.torch import save_file
@@ -32,6 +33,7 @@ def files(directory: Path) -> dict[Path, bytes]:
     return {path.relative_to(directory): path.read_bytes() for path in directory.rglob("*.*") if path.is_file()}
 
 
+@verifying
 def test_checkpoints_for_training_are_made_of_one_input(place: Path) -> None:
     """With the kinds of checkpoint that `safetensors2dcp` makes, whose outputs are the same."""
     torch.save({"s": {"x": torch.ones(3), "y": torch.zeros(2, 2)}, "epoch": 3}, "a.pt")
@@ -56,6 +58,7 @@ def test_states_beside_the_weights_are_named_with_the_option_that_takes_them() -
     assert "--states PATH" not in said
 
 
+@verifying
 def test_options_of_another_kind_are_said_which_kind_they_are_for() -> None:
     save_file(WEIGHTS, "m.safetensors")
     words = ["convert", "m.safetensors", "x"]
@@ -67,6 +70,7 @@ def test_options_of_another_kind_are_said_which_kind_they_are_for() -> None:
     ckptconv_here("pt2safetensors", "m.pt", "x", "--to", "dcp").refused(2, "ckptconv convert has --to")
 
 
+@verifying
 def test_parts_and_plans_are_of_the_kind() -> None:
     save_file(WEIGHTS, "m.safetensors")
     assert "would" in done(ckptconv_here("convert", "m.safetensors", "x", "--to", "dcp", "--dry-run")).out
@@ -85,6 +89,7 @@ def test_strict_spellings_take_their_own_kinds() -> None:
     assert "universal" not in said
 
 
+@verifying
 def test_a_source_of_another_format_than_the_output_was_made_of_is_said_to_be_one(tmp_path: Path) -> None:
     save_file({"w": torch.ones(2)}, tmp_path / "w.safetensors")
     ckptconv.convert(tmp_path / "w.safetensors", tmp_path / "dcp", to="dcp")

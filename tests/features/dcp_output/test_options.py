@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from cells import of_features
+from cells import of_features, verifying
 from checkpoints import ckptconv_here
 from features.dcp.cases import checkpoint_of
 
@@ -38,6 +38,7 @@ FORMER = {
 }
 
 
+@verifying
 def test_in_python_too(tmp_path: Path) -> None:
     step = STEP
     for call in (

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from cells import VERIFIED, VERIFY, verified_here
+from cells import VERIFIED, VERIFY, verified_here, verifying
 from checkpoints import ZERO, assert_same, ckptconv_here, contents, done, load_with_aliases
 from effort import every, spread
 from features.dcp.cases import CASES, DCP, checkpoint_of
@@ -545,6 +545,7 @@ def test_accelerate_finds_weights_and_states_where_it_looks_for_them(tmp_path: P
     assert_equal(states["optimizer"]["state"], whole["optim"]["state"])
 
 
+@verifying
 def test_what_accelerate_loads_is_verified_as_a_whole_and_each_directory_by_itself(tmp_path: Path) -> None:
     model, states, step = for_accelerate(tmp_path)
     files = {str(path) for path in step.rglob("*") if path.name.endswith((".distcp", ".metadata"))}
@@ -590,6 +591,7 @@ def test_a_second_run_replaces_the_first(tmp_path: Path) -> None:
     ckptconv_here("safetensors2dcp", NESTED, out, "--no-clobber").refused(1, "--no-clobber")
 
 
+@verifying
 @every("to", ["dcp", "dcp-hf"])
 def test_no_changed_byte_goes_unnoticed(to: str, tmp_path: Path) -> None:
     states = str(NESTED) if to == "dcp" else ""
@@ -607,6 +609,7 @@ def test_no_changed_byte_goes_unnoticed(to: str, tmp_path: Path) -> None:
     assert ckptconv.verify(NESTED, tmp_path / "out", **settings).tensors == (40 if states else 16)
 
 
+@verifying
 def test_verify_says_what_differs(tmp_path: Path) -> None:
     out = made(NESTED, tmp_path / "out", "--states", NESTED)
     ckptconv_here("verify", NESTED, out).refused(1, "--states", "which the source does not have.")

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 import zstandard
-from cells import looking
+from cells import looking, verify, verifying
 from checkpoints import ckptconv_here, contents
 from effort import examples
 from faults import one_bit, spoiled
@@ -40,7 +40,6 @@ from ckptconv import (
     convert,
     diff,
     patch,
-    verify,
 )
 from ckptconv.features.deltas import encoding, overwriting
 from ckptconv.features.deltas.kernels import Overlay, Xor
@@ -268,6 +267,7 @@ def patched_twice(directory: Path, encoded_as: str) -> tuple[Path, Path]:
     return paths[0], directory / "out"
 
 
+@verifying
 def test_what_was_patched_is_verified_with_the_deltas_that_its_manifest_names(tmp_path: Path, encoded_as: str) -> None:
     base, output = patched_twice(tmp_path, encoded_as)
     found = verify(base, output)
@@ -286,6 +286,7 @@ def test_what_was_patched_is_verified_with_the_deltas_that_its_manifest_names(tm
         verify(base, output)
 
 
+@verifying
 @pytest.mark.parametrize("deltas", [["../d1"], ["../d2"], ["../d1", "../d2", "../d3"], None])
 def test_the_deltas_that_a_manifest_names_must_be_those_that_were_applied(
     tmp_path: Path, deltas: list[str] | None
@@ -303,6 +304,7 @@ def test_the_deltas_that_a_manifest_names_must_be_those_that_were_applied(
         verify(base, output)
 
 
+@verifying
 def test_deltas_that_are_gone_or_not_to_be_found_are_said(tmp_path: Path) -> None:
     base, output = patched_twice(tmp_path, "xor")
     (tmp_path / "d1").rename(tmp_path / "moved")

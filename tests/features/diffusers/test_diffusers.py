@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from cells import VERIFIED, looking, of_features, verified
+from cells import VERIFIED, looking, of_features, verified, verifying
 from checkpoints import ckptconv_here, contents, done
 from effort import every
 from safetensors.torch import load_file, save_file
@@ -84,6 +84,7 @@ def test_every_model_gets_its_name_and_its_configuration(pipeline: Path) -> None
     assert json.loads((output / "model_index.json").read_text()) == INDEX
 
 
+@verifying
 def test_options_are_for_every_model_and_verify_reads_them_again(pipeline: Path) -> None:
     output = convert(pipeline, dtype="bf16")
     assert load_file(output / "vae" / f"{OF_DIFFUSERS}.safetensors")["conv_in.bias"].dtype == torch.bfloat16
@@ -91,6 +92,7 @@ def test_options_are_for_every_model_and_verify_reads_them_again(pipeline: Path)
     assert ckptconv.verify(pipeline, output).tensors == sum(map(len, MODELS.values()))
 
 
+@verifying
 @pytest.mark.parametrize("changed", ["unet/config.json", "scheduler/scheduler_config.json", "model_index.json"])
 def test_verify_compares_what_was_copied(pipeline: Path, changed: str) -> None:
     output = convert(pipeline)
@@ -100,6 +102,7 @@ def test_verify_compares_what_was_copied(pipeline: Path, changed: str) -> None:
         ckptconv.verify(pipeline, output)
 
 
+@verifying
 def test_verify_compares_the_models(pipeline: Path) -> None:
     output = convert(pipeline)
     torch.save({**VAE, "conv_in.bias": torch.ones(3)}, pipeline / "vae" / f"{OF_DIFFUSERS}.bin")
@@ -190,6 +193,7 @@ def sentences(tmp_path: Path) -> Path:
     return here
 
 
+@verifying
 def test_modules_of_sentence_transformers_are_converted_whole(sentences: Path) -> None:
     expected = {
         *("modules.json", "config_sentence_transformers.json", "config.json", "model.safetensors"),

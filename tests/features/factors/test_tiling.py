@@ -1,10 +1,9 @@
-"""Tiles of products: how large they are, where windows of them end, and that verification finds a fault in them."""
+"""Tiles of products: how large they are, where windows of them end, and what they are of."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from faults import one_bit, spoiled
 from features.factors.cells import SAMPLES
 from kernel_samples import evaluated, made
 
@@ -64,7 +63,7 @@ def test_columns_of_the_second_factor_are_multiplied_before_products_are_added(t
     rows = one.reshape(2, 2), other.reshape(2, 2) * factors
     product = rows[0][:, :1] * rows[1][:1] + rows[0][:, 1:] * rows[1][1:]
     wanted = np.frombuffer(made(base)).reshape(2, 2) + 0.3 * (product.T if turned else product)
-    assert made(tensor) == evaluated(tensor) == wanted.tobytes()
+    assert {made(tensor), *evaluated(tensor)} == {wanted.tobytes()}
 
 
 def test_numbers_of_other_columns_fit_no_product() -> None:
@@ -75,10 +74,3 @@ def test_numbers_of_other_columns_fit_no_product() -> None:
     assert fits(tensor.replaced(parts=(*tensor.parts, numbers), axes=(*tensor.axes, (tensor.axes[2][1],))))
     assert not fits(tensor.replaced(parts=(*tensor.parts, numbers), axes=(*tensor.axes, (tensor.axes[1][0],))))
     assert not fits(tensor.replaced(parts=(*tensor.parts, numbers, numbers), axes=(*tensor.axes, (), ())))
-
-
-def test_its_evaluator_finds_a_fault_in_products_that_are_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    tensor = Convert(SAMPLES[LowRank], Cast("float64", "bfloat16"), DTYPES["bfloat16"])
-    assert made(tensor) == evaluated(tensor)
-    spoiled(Tile, one_bit)(monkeypatch)
-    assert made(tensor) != evaluated(tensor)

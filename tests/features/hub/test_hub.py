@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from cells import VERIFIED, looking, of_features, verified
+from cells import VERIFIED, looking, of_features, verified, verify, verifying
 from checkpoints import ZERO, ckptconv_forked, ckptconv_here, done
 from features.hub.server import TOKEN, Hub, hub_server
 from huggingface_hub import HfFileSystem, constants
@@ -19,7 +19,7 @@ from processes import prepared
 from safetensors.torch import load_file, save
 from samples import saved
 
-from ckptconv import CorruptError, FailedError, Report, UsageError, convert, verify
+from ckptconv import CorruptError, FailedError, Report, UsageError, convert
 from ckptconv.features.hub import store as hub_paths
 from ckptconv.features.remote import access
 from ckptconv.options.table import OPTIONS
@@ -248,6 +248,7 @@ def test_what_is_needed_is_read_once_by_ranges(hub: Hub, repository: str, tmp_pa
     assert not any("unused" in each.path for each in asked)
 
 
+@verifying
 @pytest.mark.skipif("like" not in OPTIONS, reason="there are no references")
 def test_a_reference_is_read_by_its_headers_and_at_one_commit(hub: Hub, repository: str, tmp_path: Path) -> None:
     state = {f"layers.{number}": torch.randn(400, 500) for number in range(3)}

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from cells import VERIFIED, naming_attacks, offered, verified
+from cells import VERIFIED, naming_attacks, offered, verified, verify, verifying
 from checkpoints import ZERO, ckptconv_here, contents, done, load_with_aliases
 from effort import every
 from huggingface_hub import save_torch_state_dict
@@ -30,7 +30,6 @@ from ckptconv import (
     UnsafeError,
     UsageError,
     convert,
-    verify,
 )
 from ckptconv.features.like.likeness import compare
 from ckptconv.formats.registered import DESCRIBING
@@ -131,6 +130,7 @@ def sets() -> list[str]:
     return ["torch shards"] if has_feature("torch_shards") else []
 
 
+@verifying
 @every("kind", ["index", "one file", "torch", "directory of one", "another output", *sets()])
 def test_a_reference_may_be_anything_that_can_be_opened(
     kind: str, source: Path, reference: Path, tmp_path: Path
@@ -447,6 +447,7 @@ def test_partial_leaves_out_what_is_missing_and_says_so(source: Path, reference:
         assert contents(tmp_path / "parts") == contents(tmp_path / "out")
 
 
+@verifying
 def test_fill_takes_what_is_missing_from_the_reference_byte_for_byte(
     source: Path, reference: Path, tmp_path: Path
 ) -> None:
@@ -567,6 +568,7 @@ def test_a_file_system_sees_what_a_conversion_writes(source: Path, reference: Pa
 # ------------------------------------------------------------------------------------ verify, and hostile references
 
 
+@verifying
 def test_verify_finds_the_reference_from_the_output_and_asks_if_it_is_gone(
     source: Path, reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -591,6 +593,7 @@ def test_verify_finds_the_reference_from_the_output_and_asks_if_it_is_gone(
         verify(less, tmp_path / "out", like=tmp_path / "moved")
 
 
+@verifying
 def test_verify_finds_a_wrong_bit_in_a_filled_tensor(source: Path, reference: Path, tmp_path: Path) -> None:
     less = without(source, NORM)
     convert(less, tmp_path / "out", like=reference, fill=True)
@@ -599,6 +602,7 @@ def test_verify_finds_a_wrong_bit_in_a_filled_tensor(source: Path, reference: Pa
         verify(less, tmp_path / "out")
 
 
+@verifying
 def test_verify_finds_a_reference_that_has_other_values_since(source: Path, reference: Path, tmp_path: Path) -> None:
     less = without(source, NORM)
     convert(less, tmp_path / "out", like=reference, fill=True)

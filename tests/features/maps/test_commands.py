@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cells import VERIFY, verified_here
+from cells import VERIFY, verified_here, verifying
 from checkpoints import ckptconv_here, done
 from jsonschema import Draft202012Validator
 from safetensors.torch import load_file
@@ -97,6 +97,7 @@ def test_tensors_of_several_dtypes_become_one_if_they_are_given_the_same(place: 
     assert torch.equal(load_file(place / "joined.safetensors")["qk"], torch.cat([q.float(), k]).T)
 
 
+@verifying
 def test_a_file_says_by_which_map_it_is_verified(place: Path) -> None:
     done(ckptconv_here("convert", "m.pt", "m.safetensors", "--map", "my.toml", "--size", "g=2"))
     verified_here("m.pt", "m.safetensors")

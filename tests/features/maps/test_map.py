@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from cells import VERIFIED, looking, of_features, offered, verified
+from cells import VERIFIED, looking, of_features, offered, verified, verifying
 from checkpoints import ckptconv_here, done
 from safetensors import safe_open
 from safetensors.torch import load, load_file, save_file
@@ -131,6 +131,7 @@ def test_sizes_come_from_the_configuration_beside_a_checkpoint(place: Path) -> N
     same(load_file("hf.safetensors"), expected(weights()))
 
 
+@verifying
 @pytest.mark.skipif("pt" not in NAMED, reason="no feature writes .pt files")
 @pytest.mark.skipif("like" not in OPTIONS, reason="there are no references")
 def test_with_a_reference_the_sizes_come_from_its_configuration_and_its_shapes(place: Path) -> None:
@@ -153,6 +154,7 @@ def test_with_a_reference_the_sizes_come_from_its_configuration_and_its_shapes(p
     assert torch.load("back.pt")["embedding"].shape == weights()["embedding"].shape
 
 
+@verifying
 def test_renaming_comes_before_the_map_and_a_cast_after_it(place: Path) -> None:
     torch.save({f"module.{name}": tensor for name, tensor in weights().items()}, "model.pt")
     convert("model.pt", "hf/", map="my.toml", size=SIZES, strip_prefix="module.", dtype="bf16", include=["*linear_qkv"])
@@ -161,6 +163,7 @@ def test_renaming_comes_before_the_map_and_a_cast_after_it(place: Path) -> None:
     assert ckptconv.verify("model.pt", "hf/").tensors == len(wanted)
 
 
+@verifying
 def test_verify_knows_the_map_by_the_manifest(place: Path) -> None:
     convert("model.pt", "hf/", map="my.toml", size=SIZES, max_shard_size=500)
     Path("my.toml").unlink()
@@ -175,6 +178,7 @@ def test_verify_knows_the_map_by_the_manifest(place: Path) -> None:
     assert record["sizes"]["3._"] == 2
 
 
+@verifying
 def test_verify_finds_two_tensors_that_were_exchanged(place: Path) -> None:
     convert("model.pt", "hf/", map="my.toml", size=SIZES)
     path = Path("hf/model.safetensors")
@@ -187,6 +191,7 @@ def test_verify_finds_two_tensors_that_were_exchanged(place: Path) -> None:
         ckptconv.verify("model.pt", "hf/")
 
 
+@verifying
 @pytest.mark.skipif("pt" not in NAMED, reason="no feature writes .pt files")
 def test_the_way_back_needs_no_words(place: Path) -> None:
     convert("model.pt", "hf/", map="my.toml", size=SIZES)

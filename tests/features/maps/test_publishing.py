@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from cells import verify, verifying
 from effort import every
 from safetensors.torch import load_file, save_file
 
-from ckptconv import Report, UsageError, convert, verify
+from ckptconv import Report, UsageError, convert
 from ckptconv.features.maps.publishing import foreign_names
 
 MEGATRON = (
@@ -172,6 +173,7 @@ def test_a_llama_does_not_pass_for_another_model_in_silence(name: str, tmp_path:
     assert f"the map {name} is for models that have " in doubt
 
 
+@verifying
 def test_openai_names_are_right_next_to_a_configuration_of_open_clip(tmp_path: Path) -> None:
     blocks = [f"{part}.{leaf}" for part in ("ln_1", "ln_2", "attn.out_proj", "mlp.c_fc") for leaf in ("weight", "bias")]
     blocks += ["attn.in_proj_weight", "attn.in_proj_bias", "mlp.c_proj.weight", "mlp.c_proj.bias"]
@@ -194,6 +196,7 @@ def test_openai_names_are_right_next_to_a_configuration_of_open_clip(tmp_path: P
         convert(*given, for_hub=True, overwrite=True)
 
 
+@verifying
 def test_an_output_with_names_of_another_program_than_open_clip_has_the_usual_name(tmp_path: Path) -> None:
     torch.save({"text.a": torch.ones(2)}, tmp_path / "open_clip_pytorch_model.bin")
     (tmp_path / "map.toml").write_text('[[rule]]\nopenai = "text.a"\nhf = "text_model.a"\n')

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from cells import VERIFY, naming_attacks
+from cells import VERIFY, naming_attacks, verifying
 from checkpoints import assert_same, ckptconv_here, done
 from effort import every
 from features.dcp.cases import converted, refused
@@ -75,6 +75,7 @@ def test_weights_are_those_of_the_live_model(case: str, tmp_path: Path) -> None:
     assert_same(load_file(tmp_path / "o.safetensors"), archive(case)[1]["model"])
 
 
+@verifying
 @every("case", CASES)
 def test_layers_are_unstacked_on_request_weights_and_states_alike(case: str, tmp_path: Path) -> None:
     held = archive(case)[1]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from cells import VERIFY, verified_here
+from cells import VERIFY, verified_here, verifying
 from checkpoints import assert_same, ckptconv_here, done
 from effort import every
 from safetensors.torch import load_file, save_file
@@ -382,6 +382,7 @@ def step_of_019(place: Path) -> Path:
     return next(place.rglob("iter_0000020"))
 
 
+@verifying
 def test_a_step_has_the_form_of_the_step_that_it_is_like(tmp_path: Path) -> None:
     """That of release 0.19, with the values that all ranks share among the tensors, and Megatron-Bridge's file."""
     source = saved(tmp_path / "model", model(DENSE))
@@ -470,6 +471,7 @@ def test_weights_of_fewer_bits_are_masters_only_with_a_warning(tmp_path: Path) -
     assert tensors[f"optimizer.state.param.{NORM}"].tolist() == [torch.tensor(1.0001).item()] * HIDDEN
 
 
+@verifying
 def test_a_changed_step_is_not_verified(tmp_path: Path) -> None:
     source = saved(tmp_path / "model", model(DENSE))
     done(ckptconv_here("convert", source, tmp_path / "run", *QUIETLY))

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from cells import VERIFIED, VERIFY, of_features, offered, verified
+from cells import VERIFIED, VERIFY, of_features, offered, verified, verify, verifying
 from checkpoints import DATA, ckptconv, ckptconv_here, contents, done
 from effort import examples
 from faults import tiles
@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from stores import SOURCES
 
-from ckptconv import CkptconvError, CorruptError, DifferenceError, UnsupportedError, UsageError, convert, merge, verify
+from ckptconv import CkptconvError, CorruptError, DifferenceError, UnsupportedError, UsageError, convert, merge
 from ckptconv.features.factors.kernels import LowRank
 from ckptconv.features.merge import adapters as merging
 from ckptconv.features.merge import files
@@ -457,6 +457,7 @@ def test_what_is_described_is_what_is_written() -> None:
             assert {name: offers.read_bytes(name) for name in offers} == written
 
 
+@verifying
 def test_the_manifest_names_the_adapters_and_verify_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
     given = adapter(factors("a", 6, 5))
     merge(model(), given, "out")

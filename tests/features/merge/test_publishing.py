@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from cells import verify, verifying
 from effort import every
 from safetensors.torch import load_file, save_file
 
-from ckptconv import UsageError, convert, merge, verify
+from ckptconv import UsageError, convert, merge
 
 PREFIX = "base_model.model."
 FACTORS = {
@@ -42,6 +43,7 @@ def test_a_model_with_factors_inside_is_refused_and_merging_is_explained(place: 
     assert torch.equal(load_file("merged/model.safetensors")["q.weight"], torch.full((4, 3), 1.0 + 2 * 2))
 
 
+@verifying
 def test_an_adapter_alone_is_not_called_a_model_in_silence(place: Path) -> None:
     source = checkpoint(FACTORS)
     (warning,) = convert(source, "out").warnings

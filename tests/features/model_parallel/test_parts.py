@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cells import VERIFY, of_features
+from cells import VERIFY, of_features, verifying
 from checkpoints import ckptconv_here, done
 from compare import evaluate
 from effort import every
@@ -93,6 +93,7 @@ def test_a_single_file_of_meta_is_read_as_it_is(tmp_path: Path) -> None:
     check(meta.read(Location(str(of_meta(ours, tmp_path, 1))), Wanted(parts=True)), "meta-llama", config, hf)
 
 
+@verifying
 def test_what_is_left_beside_a_single_file_of_meta_is_told(tmp_path: Path) -> None:
     ours, _, _ = case("meta-llama")
     place = of_meta(ours, tmp_path, 1)
@@ -310,6 +311,7 @@ def test_a_norm_that_differs_between_ranks_is_corrupt(tmp_path: Path) -> None:
     assert not (tmp_path / "o.safetensors").exists()
 
 
+@verifying
 def test_an_output_of_joined_files_is_verified_by_the_map_that_it_records(tmp_path: Path) -> None:
     ours, _, config = case("meta-llama3-tp2")
     ranks = of_meta(ours, tmp_path / "ranks")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from cells import VERIFIED, offered, opened
+from cells import VERIFIED, offered, opened, verifying
 from effort import every
 from features.model_facts import models
 from features.model_facts.models import assert_equal, converted
@@ -68,6 +68,7 @@ def test_experts_are_kept_with_their_rows_of_the_router(tmp_path: Path) -> None:
         assert (told[key], told["num_experts_per_tok"]) == (4, 2)
 
 
+@verifying
 def test_each_layer_may_keep_other_experts(tmp_path: Path) -> None:
     shapes, config = models.mixed()
     tensors = models.save(tmp_path / "m", shapes, config)
@@ -131,6 +132,7 @@ def test_a_component_has_the_files_that_are_for_it(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "some").iterdir()} >= of_text | of_vision
 
 
+@verifying
 def test_every_way_to_convert_gives_the_same_part(tmp_path: Path) -> None:
     shapes, config = models.mixed()
     models.save(tmp_path / "m", shapes, config)

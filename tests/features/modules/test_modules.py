@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from cells import VERIFY, looking, torch_containers, verified_here
+from cells import VERIFY, looking, torch_containers, verified_here, verifying
 from checkpoints import ckptconv_here, done
 from effort import every, examples
 from hypothesis import HealthCheck, given
@@ -279,6 +279,7 @@ def test_modules_are_shown_by_name_and_values_beside_them(tmp_path: Path) -> Non
         assert "more value" not in ckptconv_here(command, path, "--verbose").out
 
 
+@verifying
 def test_raw_takes_the_objects(tmp_path: Path) -> None:
     path = saved(nn.Sequential(nn.Linear(2, 2)), tmp_path / "model.pt")
     run = done(ckptconv_here("pt2safetensors", path, tmp_path / "out.safetensors", "--raw", "--json"))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from cells import verified_here
+from cells import VERIFY, verified_here
 from checkpoints import ckptconv_here
 from effort import every
 from optimizer_files import stepped
@@ -229,7 +229,8 @@ def test_what_tells_an_order_is_an_input(tmp_path: Path) -> None:
             assert ckptconv_here("convert", step, "--optimizer", parts, "--part", "0/2", *words).code == 0
         verified_here(step, "--states", out, *words)
         file.write_text(other)
-        ckptconv_here("verify", step, "--states", out, *words).refused(1)
+        if VERIFY:
+            ckptconv_here("verify", step, "--states", out, *words).refused(1)
         if "part" in OPTIONS:
             assert ckptconv_here("convert", step, "--optimizer", parts, "--part", "1/2", *words).code == 0
             ckptconv_here("finish", parts).refused(2, "The input changed in between")
@@ -249,19 +250,6 @@ def test_an_assumption_is_told_unless_shapes_or_the_save_prove_the_names(tmp_pat
         )
         assert run.code == 0, run.err
         assert (assumed in run.out) is told, (sizes, named)
-
-
-def test_an_adapter_s_states_in_a_directory_are_verified(tmp_path: Path) -> None:
-    factors = {f"base_model.model.q.lora_{half}.weight": nn.Parameter(torch.ones(1)) for half in "AB"}
-    optimizer = torch.optim.AdamW(factors.items())
-    for each in factors.values():
-        each.grad = torch.ones_like(each)
-    optimizer.step()
-    save_file({name: each.detach() for name, each in factors.items()}, tmp_path / "adapter_model.safetensors")
-    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
-    words = [tmp_path, tmp_path / "out", "--optimizer", tmp_path / "states"]
-    assert ckptconv_here("convert", *words).code == 0
-    verified_here(*words)
 
 
 def test_a_group_that_muon_sorted_by_size_is_told_by_its_shapes(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cells import VERIFY, of_features, trained, verified_here
+from cells import VERIFY, of_features, trained, verified_here, verifying
 from checkpoints import ckptconv, ckptconv_here, done
 from reading import state_of
 from safetensors.torch import load_file
@@ -56,6 +56,7 @@ def is_vector(path: Path) -> bool:
     return list(found) == ["vector"] and torch.equal(found["vector"], torch.tensor(NUMBERS))
 
 
+@verifying
 def test_a_file_of_it_is_converted_and_verified_on_the_command_line(site: Path, tmp_path: Path) -> None:
     install(site, MODULE)
     path, output = a_vector(tmp_path / "a.vec"), tmp_path / "model"

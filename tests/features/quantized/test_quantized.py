@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cells import VERIFIED, looking, of_features, offered
+from cells import VERIFIED, looking, of_features, offered, verifying
 from checkpoints import ckptconv_here, metadata_of
 from effort import every
 from features.quantized.dialects import CASES, QUANTIZED
@@ -130,6 +130,7 @@ def test_scales_that_are_shuffled_are_refused(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------------------------- what is left behind
 
 
+@verifying
 def test_scales_are_gone_from_tensors_index_and_sizes(tmp_path: Path) -> None:
     shards = [
         {NAME: codes(130, 200), "b": torch.ones(9000)},

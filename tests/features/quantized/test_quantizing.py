@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cells import VERIFIED, offered
+from cells import VERIFIED, offered, verifying
 from effort import every
 from features.quantized.dialects import MADE, QUANTIZED
 from safetensors.torch import load_file, save_file
@@ -62,6 +62,7 @@ def test_vllm_is_named_only_if_all_that_it_joins_is_quantized_or_none(
     assert has_vllm or "vLLM joins 'model.layers.0." in note
 
 
+@verifying
 @every("way", ROUNDING_WAYS)
 def test_weights_are_quantized_and_the_configuration_says_so(way: str, tmp_path: Path) -> None:
     source, out = model(tmp_path / "m"), tmp_path / "q"
@@ -190,6 +191,7 @@ def test_a_virtual_checkpoint_is_quantized_as_it_is_read(tmp_path: Path) -> None
             assert files.read_bytes(name) == (tmp_path / "q" / name).read_bytes()
 
 
+@verifying
 def test_a_scale_that_was_changed_is_found(tmp_path: Path) -> None:
     source = model(tmp_path / "m")
     ckptconv.convert(source, tmp_path / "q", quantize="fp8-block")

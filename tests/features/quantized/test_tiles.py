@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from cells import of_features
 from compare import evaluate
 from effort import examples
 from hypothesis import HealthCheck, given
@@ -17,7 +18,6 @@ from hypothesis import strategies as st
 
 from ckptconv.features.quantized import dequantize
 from ckptconv.features.quantized.computing import Dequantize
-from ckptconv.features.verify.evaluate import Evaluator, footprint
 from ckptconv.storage.files import Readers
 from ckptconv.tensors import kernels
 from ckptconv.tensors.computing import Axis, Tiled
@@ -345,8 +345,9 @@ def test_the_evaluator_agrees(sample: Sample, data: st.DataObject, tmp_path_fact
     tensor = stored(sample.tensor, str(tmp_path_factory.getbasetemp() / "parts"))
     start = data.draw(st.integers(0, tensor.numel))
     stop = data.draw(st.integers(start, tensor.numel))
-    with Readers() as readers:
-        evaluator = Evaluator(readers)
-        assert evaluator.flat(tensor, start, stop).tobytes() == sample.bits.reshape(-1)[start:stop].tobytes()
+    for evaluator, footprint in of_features("EVALUATORS"):
+        with Readers() as readers:
+            elements = evaluator(readers).flat(tensor, start, stop)
+        assert elements.tobytes() == sample.bits.reshape(-1)[start:stop].tobytes()
         size = Path(tensor.parts[0].inputs()[0].path).stat().st_size
         assert all(0 <= low <= high <= size for _, low, high in footprint(tensor, start, stop))

@@ -6,8 +6,6 @@ import json
 import struct
 from typing import Any
 
-from cells import VERIFY
-
 ROW = struct.Struct("<qq4f")
 LAYOUT = ["--embedding-dim", "4", "--method", "none"]
 
@@ -17,7 +15,7 @@ def run(smoke: Any) -> None:
     header = json.dumps({"table": {"dtype": "F32", "shape": [5, 8], "data_offsets": [0, len(table)]}}).encode()
     (smoke.place / "kv.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + table)
     smoke.run("rows", "check", *LAYOUT, "kv.safetensors")
-    smoke.run("rows", "split", *LAYOUT, "kv.safetensors", "parts.safetensors", *VERIFY)
+    smoke.run("rows", "split", *LAYOUT, "kv.safetensors", "parts.safetensors", *smoke.verifying)
     smoke.run("rows", "pack", "parts.safetensors", "again.safetensors")
     smoke.run("rows", "check", "parts.safetensors", "--json")
     for words in (["rows"], ["rows", "split"], ["rows", "pack"], ["rows", "check"]):

@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 import closed
+from cells import verify
 from features.s3.store import Store
 from remote import Asked, Proxy, Upstream, forwarding, fresh, process_serving, proxied
 from stores import Served
@@ -198,7 +199,7 @@ def verified_with_few_requests(url: str, s3: S3, proxy: Proxy) -> Any:
     ckptconv.convert(url, f"{url}.safetensors", storage_options=s3.options)
     source = open_source(url, storage_options=options)
     before = len(proxy.asked)
-    done = ckptconv.verify(source, f"{url}.safetensors", storage_options=options)
+    done = verify(source, f"{url}.safetensors", storage_options=options)
     asked = [each for each in proxy.asked[before:] if each.reads_range]
     assert len(asked) < 60
     assert sum(last - first for first, last in (each.range for each in asked)) < 1.2 * done.bytes_read

@@ -16,8 +16,9 @@ import fsspec
 import pytest
 import torch
 from botocore.exceptions import ClientError
-from checkpoints import ckptconv, ckptconv_here, contents
-from features.s3.server import BUCKET, CREDENTIALS, S3, OnS3, tried_once, verified_with_few_requests
+from cells import verified, verifying
+from checkpoints import ckptconv_here, contents
+from features.s3.server import BUCKET, CREDENTIALS, S3, OnS3, tried_once
 from huggingface_hub import save_torch_state_dict
 from remote import KIB, MIB, Asked, Proxy, a_model, converted_here, fresh
 from safetensors.torch import load_file
@@ -25,12 +26,10 @@ from stores import ServedSuite
 
 import ckptconv as library
 from ckptconv import convert
-from ckptconv.errors import DifferenceError, FailedError, UsageError
+from ckptconv.errors import FailedError, UsageError
 from ckptconv.features.s3.store import of_s3
-from ckptconv.features.verify import pairs, verify
 from ckptconv.formats.detect import open_source
 from ckptconv.options.table import OPTIONS
-from ckptconv.storage.spool import Spool
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
 
@@ -234,6 +233,7 @@ def test_a_dry_run_says_that_a_store_was_not_tried(s3: S3, proxy: Proxy, model: 
     assert {asked.method for asked in proxy.asked} == {"HEAD", "GET"}
 
 
+@verifying
 def test_of_a_reference_headers_are_read_and_what_is_filled_in(s3: S3, proxy: Proxy, tmp_path: Path) -> None:
     state = {f"layers.{number}": torch.randn(500, 1000) for number in range(8)}  # 16 MB
     (tmp_path / "reference").mkdir()
@@ -258,7 +258,7 @@ def test_of_a_reference_headers_are_read_and_what_is_filled_in(s3: S3, proxy: Pr
     assert {name: found[name] for name in expected if name.endswith(".safetensors")} == {
         name: data for name, data in expected.items() if name.endswith(".safetensors")
     }
-    verify.verify(tmp_path / "less.pt", tmp_path / "filled", storage_options=s3.options)
+    verified(tmp_path / "less.pt", tmp_path / "filled", storage_options=s3.options)
     with pytest.raises(UsageError, match="a file of the reference"):
         convert(tmp_path / "less.pt", url, fill=True, **settings)
 
@@ -267,7 +267,7 @@ def test_of_a_reference_headers_are_read_and_what_is_filled_in(s3: S3, proxy: Pr
         for part in ("0/2", "1/2"):
             convert(tmp_path / "less.pt", target, like=url, fill=True, part=part, storage_options=s3.options)
         library.finish(target, storage_options=s3.options)
-        verify.verify(tmp_path / "less.pt", target, storage_options=s3.options)
+        verified(tmp_path / "less.pt", target, storage_options=s3.options)
         assert contents(s3.fetch(target.removeprefix("s3://models/"), tmp_path / "parts")) == found
 
 
@@ -283,41 +283,6 @@ def test_a_transposed_matrix_is_fetched_once_however_it_is_written(s3: S3, proxy
     assert s3.get(f"{name}/out.safetensors") == (tmp_path / "out.safetensors").read_bytes()
     expected = torch.load(tmp_path / "model.pt")["t"]
     assert torch.equal(load_file(tmp_path / "out.safetensors")["t"], expected)
-
-
-# ---------------------------------------------------------------------------------------------------- verification
-
-
-@pytest.mark.parametrize("memory", [pairs.PREFETCH_MEMORY, 256 * KIB], ids=["in memory", "spooled"])
-def test_a_transposed_tensor_is_verified_with_few_requests(
-    memory: int, s3: S3, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pairs, "PREFETCH_MEMORY", memory)
-    torch.save({"a": torch.arange(9.0), "t": torch.randn(2048, 1536).t(), "z": torch.ones(9)}, tmp_path / "model.pt")
-    name = fresh()
-    convert(tmp_path / "model.pt", tmp_path / "model.safetensors")
-    urls = [s3.put(tmp_path / file, f"{name}/{file}") for file in ("model.pt", "model.safetensors")]
-    options = tried_once(s3, proxy)
-    done = library.verify(*urls, storage_options=options)
-    size = 2 * 2048 * 1536 * 4
-    asked = [each for each in proxy.asked if each.reads_range]
-    assert proxy.bytes_asked < size + MIB
-    assert len(asked) < size / (4 * MIB) + 12  # of which some are for descriptions
-    assert done.bytes_compared == size / 2 + 72
-    assert size < done.bytes_read < size + MIB
-    spoiled = bytearray(s3.get(f"{name}/model.safetensors"))
-    spoiled[-(1536 * 2048 - (700 * 2048 + 99)) * 4 - 36] ^= 1
-    s3.ask("PUT", f"{name}/model.safetensors", bytes(spoiled))
-    with pytest.raises(DifferenceError) as caught:
-        library.verify(*urls, storage_options=options)
-    assert caught.value.difference["tensor"] == "t"
-    assert caught.value.difference["index"] == [700, 99]
-
-
-def test_small_tensors_are_verified_with_few_requests(s3: S3, proxy: Proxy, tmp_path: Path) -> None:
-    torch.save({f"w{i:04}": torch.full((50,), float(i)) for i in range(2000)}, tmp_path / "small.pt")
-    url = s3.put(tmp_path / "small.pt", f"{fresh()}/small.pt")
-    assert verified_with_few_requests(url, s3, proxy).tensors == 2000
 
 
 def test_files_of_many_ranks_are_described_by_a_request_each_and_read_several_at_once(
@@ -343,48 +308,6 @@ def test_files_of_many_ranks_are_described_by_a_request_each_and_read_several_at
     assert not together.broken
     assert list(source.weights) == ["weight"]
     assert len(proxy.asked) - before <= ranks + 4
-
-
-def test_what_there_is_no_room_for_is_verified_all_the_same(
-    s3: S3, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pairs, "PREFETCH_MEMORY", 2 * KIB)
-    monkeypatch.setattr(pairs, "BLOCK", 64 * KIB)
-    torch.save({"t": torch.randn(40, 1000).t(), "w": torch.randn(500)}, tmp_path / "model.pt")
-    name = fresh()
-    url = s3.put(tmp_path / "model.pt", f"{name}/model.pt")
-    convert(url, f"s3://models/{name}/out.safetensors", storage_options=s3.options)
-
-    def requests() -> int:
-        before = len(proxy.asked)
-        done = library.verify(url, f"s3://models/{name}/out.safetensors", storage_options=tried_once(s3, proxy))
-        assert done.bytes_compared == 4 * (40 * 1000 + 500)
-        return len(proxy.asked) - before
-
-    with_room = requests()
-    monkeypatch.setattr(Spool, "check_space", lambda spool, size: (_ for _ in ()).throw(FailedError("It is full.")))
-    assert requests() > with_room
-
-
-def test_a_process_that_verifies_from_s3_stays_small(s3: S3, tmp_path: Path) -> None:
-    torch.save({"t": torch.randn(4000, 2000).t(), "w": torch.randn(4000, 3000)}, tmp_path / "model.pt")
-    name = fresh()
-    convert(tmp_path / "model.pt", tmp_path / "out.safetensors")
-    url, output = (s3.put(tmp_path / file, f"{name}/{file}") for file in ("model.pt", "out.safetensors"))
-    run = ckptconv("verify", url, output, "--json", "--storage-options", json.dumps(s3.options))
-    assert run.code == 0, run.err
-    assert run.json["bytes_compared"] == 80_000_000
-    assert run.json["peak_rss_bytes"] < 128 * MIB
-
-
-@pytest.mark.parametrize("fault", ["drop", "cut"])
-def test_a_link_that_stays_broken_ends_a_verification(fault: str, model: Path, s3: S3, proxy: Proxy) -> None:
-    name = fresh()
-    url = s3.put(model, f"{name}/model.pt")
-    convert(url, f"s3://models/{name}/out.safetensors", storage_options=s3.options)
-    proxy.rule = lambda asked: fault if asked.reads_range and asked.range[0] > MIB else ""
-    with pytest.raises(FailedError, match="cannot be read"):
-        library.verify(url, f"s3://models/{name}/out.safetensors", storage_options=tried_once(s3, proxy))
 
 
 # ------------------------------------------------------------------------------------------------------ other places

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from cells import VERIFY, naming_attacks, verified_here
+from cells import VERIFY, naming_attacks, verified_here, verifying
 from checkpoints import Run, assert_same, ckptconv_here, done, load_with_aliases
 from dtensors import placed, playing
 from effort import every
@@ -402,6 +402,7 @@ def test_a_step_that_was_written_reads_back(ranks: int, tmp_path: Path) -> None:
     }
 
 
+@verifying
 def test_verify_finds_a_changed_step(tmp_path: Path) -> None:
     save_file(EXPECTED, tmp_path / "model.safetensors")
     step = tmp_path / "step-1"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cells import VERIFIED, trained
+from cells import VERIFIED, trained, verifying
 from checkpoints import assert_same
 from safetensors.torch import load_file, save_file
 
@@ -69,6 +69,7 @@ def test_a_flat_state_dict_gets_other_names_and_stays_what_it_is(tmp_path: Path)
             assert any("_metadata" in note for note in report.notes) == (name == "state")
 
 
+@verifying
 def test_a_pt_file_is_made_of_any_input(tmp_path: Path) -> None:
     """With the tensors that safetensors of it would have, and the nesting."""
     shared = torch.arange(6.0)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cells import VERIFY, verified_here
+from cells import VERIFY, verified_here, verifying
 from checkpoints import assert_same, ckptconv_here, done
 from safetensors.torch import save_file
 
@@ -23,6 +23,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_file(WEIGHTS, "m.safetensors")
 
 
+@verifying
 def test_what_it_is_is_not_seen_by_its_name_and_has_to_be_said_again() -> None:
     done(ckptconv_here("convert", "m.safetensors", "of-pt", "--to", "pt", *VERIFY))
     verified_here("m.safetensors", "of-pt", "--to", "pt")

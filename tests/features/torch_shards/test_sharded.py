@@ -13,7 +13,7 @@ from typing import Any
 import fsspec
 import pytest
 import torch
-from cells import naming_attacks, torch_containers
+from cells import naming_attacks, torch_containers, verifying
 from checkpoints import Run, assert_same, ckptconv_here, contents, done, load_with_aliases
 from compare import Attack, numbers
 from effort import every, examples
@@ -357,6 +357,7 @@ def test_the_index_of_a_set_stands_for_the_set(tmp_path: Path) -> None:
     assert contents(tmp_path / "special") == contents(tmp_path / "obvious")
 
 
+@verifying
 def test_an_output_beside_its_sharded_source(tmp_path: Path) -> None:
     directory = sharded({name: torch.randn(3) for name in "abcd"}, tmp_path / "in", 2)
     converted(directory)

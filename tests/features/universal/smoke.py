@@ -7,4 +7,4 @@ from typing import Any
 
 def run(smoke: Any) -> None:
     smoke.run("convert", "model.pt", "--universal", "universal", "--fresh-optimizer")
-    smoke.run("verify", "model.pt", "--universal", "universal", "--fresh-optimizer")
+    smoke.verify("model.pt", "--universal", "universal", "--fresh-optimizer")

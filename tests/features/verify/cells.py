@@ -6,12 +6,26 @@ from collections.abc import Callable
 from typing import Any
 
 import ckptconv
+from ckptconv.features.verify.evaluate import Evaluator, footprint
 from ckptconv.features.verify.keywords import VERIFYING
 from ckptconv.options.table import COMMAND, OPTIONS
 from ckptconv.process import has_feature
+from ckptconv.storage.files import Readers
+from ckptconv.tensors.lazy import LazyTensor
 
 # Compares an output with its source.
-COMPARING_OUTPUTS = [ckptconv.verify]
+COMPARING_OUTPUTS = ckptconv.verify
+# Computes elements of an expression, and tells which bytes of files these need.
+EVALUATORS = Evaluator, footprint
+
+
+def evaluate(tensor: LazyTensor) -> bytes:
+    """Return the bytes of a tensor by other means than a conversion's."""
+    with Readers() as readers:
+        return Evaluator(readers).flat(tensor, 0, tensor.numel).tobytes()
+
+
+EVALUATING = evaluate
 # Options of the command that no other has.
 FLAGS = {"verify": ({name: option for name, option in VERIFYING.items() if name not in {**COMMAND, **OPTIONS}},)}
 # A command that writes nothing.

@@ -9,7 +9,7 @@ def run(smoke: Any) -> None:
     smoke.run("pt2safetensors", "model.pt", "written.safetensors")
     smoke.run("virtual", "model.pt", "step.virtual.json")
     smoke.run("convert", "step.virtual.json", "described.safetensors")
-    smoke.run("verify", "step.virtual.json", "written.safetensors")
+    smoke.verify("step.virtual.json", "written.safetensors")
     smoke.same("written.safetensors", "described.safetensors")
     if "Usage" not in smoke.run("virtual", "--help"):
         raise SystemExit("The help of virtual says nothing of its usage.")

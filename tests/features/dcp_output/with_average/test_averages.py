@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cells import VERIFIED
+from cells import VERIFIED, verify, verifying
 from checkpoints import ZERO
 from safetensors.torch import load_file
 
-from ckptconv import average, convert, verify
+from ckptconv import average, convert
 
 pytestmark = pytest.mark.usefixtures("place")
 
 
+@verifying
 def test_formats_may_be_mixed() -> None:
     zero = ZERO / "z3_fp32_w4" / "checkpoint"
     convert(zero, "model.safetensors")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cells import VERIFIED
+from cells import VERIFIED, verifying
 from features.maps.test_map import SIZES, expected, place, same, weights
 from safetensors.torch import load_file
 
@@ -19,6 +19,7 @@ def test_an_opened_checkpoint_has_the_names_of_the_map(place: Path) -> None:
         same({name: tensor.torch() for name, tensor in opened.items()}, expected(weights()))
 
 
+@verifying
 def test_a_checkpoint_that_is_open_is_converted_with_a_map(place: Path) -> None:
     with ckptconv.open("model.pt") as opened:
         convert(opened, "hf/", map="my.toml", size=SIZES, tied="duplicate", **VERIFIED)

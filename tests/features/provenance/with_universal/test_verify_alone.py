@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from cells import verify, verifying
 from checkpoints import seven_shards
 
-from ckptconv import convert, verify
+from ckptconv import convert
 
 
+@verifying
 def test_the_file_that_names_it_is_compared_too(tmp_path: Path) -> None:
     source, step = seven_shards(tmp_path / "model.pt", rows=5), tmp_path / "step"
     convert(source, step, to="universal", digest="sha256")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cells import loaded, opened
+from cells import loaded, opened, verifying
 from checkpoints import ckptconv as ckptconv_apart
 from features.deepspeed.zero_writer import Model, Save, write
 from features.s3.server import S3, tried_once, verified_with_few_requests
@@ -61,6 +61,7 @@ def test_a_process_that_reads_and_writes_s3_stays_small(s3: S3, tmp_path: Path) 
     assert run.json["peak_rss_bytes"] < 96 * MIB
 
 
+@verifying
 def test_it_is_verified_with_few_requests(s3: S3, proxy: Proxy, tmp_path: Path) -> None:
     make_example.write(make_example.Example(params=4_000_000, ranks=8, stage=3, sparse=True), tmp_path / "run")
     done = verified_with_few_requests(s3.put(tmp_path / "run", fresh()), s3, proxy)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cells import opened
+from cells import opened, verifying
 from checkpoints import ckptconv_here, done
 from features.orbax import writer
 from features.s3.server import S3, tried_once
@@ -43,6 +43,7 @@ def test_opening_reads_descriptions_and_a_tensor_its_chunks(s3: S3, proxy: Proxy
         assert proxy.bytes_asked - described <= 1.01 * array.nbytes
 
 
+@verifying
 def test_a_conversion_reads_each_chunk_once_and_verify_and_diff_find_it_equal(
     s3: S3, proxy: Proxy, step: Path, tmp_path: Path
 ) -> None:

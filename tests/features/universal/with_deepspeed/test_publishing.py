@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from cells import VERIFIED, looking, of_features, verified, verified_here
+from cells import VERIFIED, looking, of_features, verified, verified_here, verify, verifying
 from checkpoints import ZERO, ckptconv_here, done, widened
 from effort import every
 from format_suite import FormatSuite
@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from stores import MANIFEST, PLACES, Output
 
 import ckptconv
-from ckptconv import convert, verify
+from ckptconv import convert
 from ckptconv.errors import DifferenceError
 from ckptconv.options.table import OPTIONS
 
@@ -77,6 +77,7 @@ def test_a_universal_checkpoint_behind_a_link_is_named_beside_itself(parts: bool
         done(ckptconv_here(command, tmp_path / "disk"))
 
 
+@verifying
 @pytest.mark.skipif("part" not in OPTIONS, reason="there are no parts")
 @pytest.mark.parametrize("place", PLACES)
 def test_it_is_made_in_parts_on_a_store_and_named_last(place: str, tmp_path: Path) -> None:
@@ -103,6 +104,7 @@ def test_what_names_it_is_an_input(tmp_path: Path) -> None:
     assert str(tmp_path / "latest_universal") in (tmp_path / "again.d").read_text().split()
 
 
+@verifying
 @pytest.mark.parametrize("case", ["z2_bf16_w2", "z3_bf16_w2"])
 def test_what_differs_is_named(case: str, tmp_path: Path) -> None:
     source = ZERO / case / "checkpoint"

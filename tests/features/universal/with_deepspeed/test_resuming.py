@@ -11,7 +11,7 @@ from typing import Any
 import fsspec
 import pytest
 import torch
-from cells import VERIFIED, VERIFY, verified_here
+from cells import VERIFIED, VERIFY, verified_here, verifying
 from checkpoints import ZERO, assert_same, ckptconv_here, done, load_with_aliases
 from effort import every
 from optimizer_files import FORMS, STEPS, by_name, muon_saved, network, trained, training_saved
@@ -340,6 +340,7 @@ def test_an_optimizer_that_makes_no_sense_is_an_error_of_one_sentence(key: str, 
         assert [path.name for path in tmp_path.iterdir()] == ["t.pt"]
 
 
+@verifying
 def test_what_does_not_belong_to_it_is_found(tmp_path: Path) -> None:
     hugging_face(tmp_path / "hf")
     assert ckptconv_here("convert", tmp_path / "hf", "--universal", tmp_path / "u").code == 0
@@ -363,6 +364,7 @@ def test_what_has_no_parameters_is_refused(tmp_path: Path) -> None:
         refused(run, 2, f"{option[0]} applies only to a universal checkpoint.", "--universal DIR")
 
 
+@verifying
 @FAR
 def test_a_universal_checkpoint_on_a_store_has_its_name_last(tmp_path: Path) -> None:
     store = fsspec.filesystem("memory")
@@ -398,6 +400,7 @@ def test_a_universal_checkpoint_on_a_store_has_its_name_last(tmp_path: Path) -> 
         store.rm("/universal", recursive=True)
 
 
+@verifying
 @FAR
 def test_one_that_fails_on_a_store_goes_on_where_it_was(tmp_path: Path) -> None:
     store = fsspec.filesystem("memory")

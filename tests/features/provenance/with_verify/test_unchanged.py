@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cells import verify
 from checkpoints import ckptconv_here, seven_shards
 from stores import FAR, PLACES
 
-from ckptconv import DifferenceError, UsageError, convert, verify
+from ckptconv import DifferenceError, UsageError, convert
 
 MANIFEST = ".ckptconv-manifest.json"
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from cells import verify
 from checkpoints import ckptconv_here
 
-from ckptconv import convert, verify
+from ckptconv import convert
 from ckptconv.errors import DifferenceError
 
 STATE = {
