@@ -158,17 +158,6 @@ def restated(
     return next((way.states(source, states, groups, ties) for way in ways_of(source) if way.states), None)
 
 
-def recalled(read: Callable[[Way], tuple[Any, str]], options: Options) -> Any:
-    """Return the entry in `Source.computed` of the way that the record of an output names, and `options` do not; None
-    if there is none. `read` returns the record, and its place."""
-    for way in COMPUTED.values():
-        if way.remark and not any(options.asked(option) for option in way.options):
-            record, where = read(way)
-            if record:
-                return way.computing.recalled(record, where)
-    return None
-
-
 def ways_in(heading: Mapping[str, Any]) -> dict[str, Computing]:
     """Return the ways that the heading of a manifest names, by name."""
     return {name: COMPUTED[name].computing for name in _names_in(heading)}

@@ -7,7 +7,6 @@ elements. No code that moves or casts the bytes of a conversion takes part.
 
 from __future__ import annotations
 
-import functools
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -28,7 +27,7 @@ from ckptconv.formats.opening import all_opened, fitted
 from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.options.option import checked
 from ckptconv.options.table import OPTIONS, Options
-from ckptconv.outputs.computed import COMPUTED, Way, recalled, ways_in
+from ckptconv.outputs.computed import COMPUTED, Way, ways_in
 from ckptconv.outputs.kinds import CHECKPOINTS, DIVIDED, FURTHER, KINDS, NAMED, entry_of, further, kind_of
 from ckptconv.outputs.targets import MANIFEST, check_directory, kind_of_states, named_outputs
 from ckptconv.process import no_garbage, peak_rss
@@ -108,7 +107,7 @@ def verify(
     # A million small objects live until the end: a garbage collector would take longer to scan them than it takes to
     # make them.
     with no_garbage():
-        recorded = recalled(functools.partial(_recorded, targets[0]), chosen)
+        recorded = _recalled(targets[0], chosen)
         sources = _open(source, targets, chosen, recorded)
         first = targets[0].manifest
         if first:
@@ -202,6 +201,17 @@ def _target(path: str, options: Options) -> CheckedOutput:
     if manifest and not to:
         kind = "states" if manifest.kind == "optimizer" else manifest.kind if manifest.kind in FURTHER else kind
     return CheckedOutput(place, kind, manifest=manifest)
+
+
+def _recalled(target: CheckedOutput, options: Options) -> Any:
+    """Return the entry in `Source.computed` of the way that the record of an output names, and `options` do not; None
+    if there is none."""
+    for way in COMPUTED.values():
+        if way.remark and not any(options.asked(option) for option in way.options):
+            record, where = _recorded(target, way)
+            if record:
+                return way.computing.recalled(record, where)
+    return None
 
 
 def _recorded(target: CheckedOutput, way: Way) -> tuple[Any, str]:
