@@ -1,4 +1,4 @@
-"""The buffer of one thread, and what it reads, writes and digests: in few calls, and counted."""
+"""The buffer of one thread, and what it reads and writes: in few calls, and counted."""
 
 from __future__ import annotations
 
@@ -8,20 +8,17 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING, TypeAlias
 
-from ckptconv.plan import Data
 from ckptconv.storage.files import MAX_BUFFERS, Readers, is_read_far
 from ckptconv.storage.writing import Writer
 from ckptconv.tensors.moves import GAP, File, Runs
 from ckptconv.text import some
 
 if TYPE_CHECKING:
+    from ckptconv.engine.crcs import Crcs
     from ckptconv.storage.reading import Sources
 
 # Called with everything that is read for the output: the file, the runs in it, and their bytes.
 Seen: TypeAlias = Callable[[File, Runs, memoryview], None]
-
-# By name of a tensor: its CRC-32, or (offset, bytes, CRC-32) of every piece made so far.
-Digested: TypeAlias = "dict[str, int | list[tuple[int, int, int]]]"
 
 
 @dataclass(eq=False, repr=False)
@@ -72,7 +69,7 @@ class Buffers:
     ) -> None:
         self.readers, self.writer, self.unit, self.seen = readers, writer, unit, seen
         self.fetches = not isinstance(readers, Readers)
-        self.digests: Digested | None = {} if digesting else None
+        self.crcs = _new_crcs() if digesting else None
         self.window = memoryview(bytearray(unit))
         self.junk = memoryview(bytearray(GAP))
         self.tally = Tally()
@@ -116,18 +113,8 @@ class Buffers:
         assert self.writer is not None
         self.writer.write_at(offset, data)
 
-    def digest(self, part: Data, start: int, data: memoryview) -> None:
-        """Add `data`, the bytes of `part` from `start` on, to its CRC-32."""
-        from ckptconv.storage.crc import crc32  # files without a manifest have none
 
-        assert self.digests is not None
-        if not start and len(data) == part.nbytes:
-            self.digests[part.name] = crc32(data)
-            return
-        pieces = self.digests.setdefault(part.name, [])
-        assert isinstance(pieces, list)
-        if pieces and pieces[-1][0] + pieces[-1][1] == start:
-            first, size, crc = pieces.pop()
-            pieces.append((first, size + len(data), crc32(data, crc)))
-        else:
-            pieces.append((start, len(data), crc32(data)))
+def _new_crcs() -> Crcs:
+    from ckptconv.engine.crcs import Crcs  # most single files need none
+
+    return Crcs()

@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 from ckptconv.errors import CorruptError
 from ckptconv.plan import Data, Plan
-from ckptconv.storage.crc import crc32
+from ckptconv.storage.crc import combine, crc32
 from ckptconv.storage.files import Readers
 from ckptconv.storage.reading import Reader
-from ckptconv.storage.records import Record, Records, combine
+from ckptconv.storage.records import Record, Records
 from ckptconv.tensors.moves import BLOCK, File, Runs
 from ckptconv.text import some
 

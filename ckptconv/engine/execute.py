@@ -21,7 +21,6 @@ from ckptconv.process import is_forkable
 from ckptconv.storage.files import Readers, is_read_far
 from ckptconv.storage.progress import Progress
 from ckptconv.storage.reading import REQUESTS
-from ckptconv.storage.records import combine
 from ckptconv.storage.stores import reached
 from ckptconv.storage.writing import Writer
 from ckptconv.tensors.lazy import Stored
@@ -58,23 +57,26 @@ def carry_out(
     """
     digesting = file.digested or digests is not None
     far = any(map(is_read_far, file.inputs()))
-    if far or not writer.positioned:
-        worker = _in_order(file, writer, readers, memory, progress, seen, requests if far else 0, digesting)
-        if digesting:
-            _finish(file, writer, [worker.done()], worker.tally, {} if digests is None else digests)
-        return worker.tally
-    if file.size <= BLOCK:
-        jobs = 1  # there is nothing to share
+    if far or not writer.positioned or file.size <= BLOCK:
+        jobs = 1  # in order, or there is nothing to share
     jobs = jobs or _threads(file)
     # A worker holds at most four buffers of this size.
     unit = max(min(BLOCK, memory // jobs // 4, file.size + ALIGNMENT) // ALIGNMENT * ALIGNMENT, ALIGNMENT)
-    queue = partial(tasks, file, unit, writer.positioned, max(memory // jobs - 2 * unit, unit), jobs > 1)
-    start = partial(Worker, readers, writer, unit, digesting, seen)
+    tile = 0 if far else max(memory // jobs - 2 * unit, unit)
+    queue = partial(tasks, file, unit, writer.positioned, tile, jobs > 1)
+    start = partial(Worker, writer=writer, unit=unit, digesting=digesting, seen=seen)
     ended: Sequence[Done] = ()
     if jobs > 1 and writer.shared and forked:
-        ended = in_processes(queue, [start] * jobs, progress)
-    if not ended:
-        workers = [start() for _ in range(jobs)]
+        ended = in_processes(queue, [partial(start, readers)] * jobs, progress)
+    if far:
+        reaching = reached(file.name)
+        with reaching.prefetching(readers, reaching.needs(unit), memory=memory, requests=requests) as prefetch:
+            worker = start(prefetch)
+            _take(prefetch.over(queue()), worker, progress)
+        worker.tally.bytes_read += prefetch.bytes_fetched
+        ended = [worker.done()]
+    elif not ended:
+        workers = [start(readers) for _ in range(jobs)]
         if jobs == 1:
             _take(queue(), workers[0], progress)
         else:
@@ -86,7 +88,11 @@ def carry_out(
     for done in ended:
         total.add(done.tally)
     if digesting:
-        _finish(file, writer, ended, total, {} if digests is None else digests)
+        from ckptconv.engine.crcs import finish
+
+        written = set[int]().union(*(done.trailers for done in ended))
+        known = (done.crcs for done in ended)
+        total.bytes_written += finish(file, writer, known, written, {} if digests is None else digests)
     return total
 
 
@@ -144,64 +150,8 @@ def usual_threads() -> int:
     return min(os.cpu_count() or 1, 4)
 
 
-def _in_order(
-    file: FilePlan,
-    writer: Writer,
-    readers: Readers,
-    memory: int,
-    progress: Progress | None,
-    seen: Seen | None,
-    requests: int,
-    digesting: bool,
-) -> Worker:
-    """Write `file` from beginning to end in this thread.
-
-    Other threads prefetch the remote data of the next tasks, `requests` at a time; 0 if all inputs are local.
-    """
-    unit = max(min(BLOCK, memory // 4, file.size + ALIGNMENT) // ALIGNMENT * ALIGNMENT, ALIGNMENT)
-    queue = tasks(file, unit, writer.positioned)
-    if not requests:
-        worker = Worker(readers, writer, unit, digesting, seen)
-        _take(queue, worker, progress)
-    else:
-        far = reached(file.name)
-        with far.prefetching(readers, far.needs(unit), memory=memory, requests=requests) as prefetch:
-            worker = Worker(prefetch, writer, unit, digesting, seen)
-            _take(prefetch.over(queue), worker, progress)
-        worker.tally.bytes_read += prefetch.bytes_fetched
-    return worker
-
-
 def _take(queue: Iterator[Task], worker: Worker, progress: Progress | None) -> None:
     for task in queue:
         size = worker.run(task)
         if progress:
             progress(size)
-
-
-def _finish(file: FilePlan, writer: Writer, ended: Sequence[Done], total: Tally, digests: dict[str, int]) -> None:
-    """Put the CRC-32 of the tensors into `digests`, and write the trailers, which depend on them."""
-    pieces: dict[str, list[tuple[int, int, int]]] = {}
-    for done in ended:
-        for name, crcs in (done.digests or {}).items():
-            if isinstance(crcs, int):
-                digests[name] = crcs
-            else:
-                pieces.setdefault(name, []).extend(crcs)
-        if done.digests:
-            done.digests.clear()
-    digests.update((name, combine(crcs)) for name, crcs in pieces.items())
-    for part in file.parts:
-        # Tensors moved as tiles were never in memory in order: read them back while they are in the page cache.
-        if isinstance(part, Data) and part.name not in digests and part.nbytes:
-            from ckptconv.storage.crc import crc32
-
-            crc = 0
-            for at in range(0, part.nbytes, BLOCK):
-                crc = crc32(writer.read_at(part.offset + at, min(BLOCK, part.nbytes - at)), crc)
-            digests[part.name] = crc
-    written = set[int]().union(*(done.trailers for done in ended))
-    for part in file.parts:
-        if isinstance(part, Trailer) and part.offset not in written:
-            writer.write_at(part.offset, memoryview(part.make(digests)))
-            total.bytes_written += part.nbytes

@@ -201,8 +201,8 @@ class Mover:
                     kernels.scatter(out, target, result)
             if isinstance(part, Data):
                 self._buffers.write(part.offset + start, out)
-                if self._buffers.digests is not None:
-                    self._buffers.digest(part, start, out)
+                if self._buffers.crcs is not None:
+                    self._buffers.crcs.add(part, start, out)
                 written += len(out)
             elif isinstance(part, Checked):
                 part.check(out)

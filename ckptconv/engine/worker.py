@@ -7,18 +7,17 @@ tensors, a window contains a thousand, so they are handled together where possib
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckptconv.engine.buffers import Buffers, Digested, Tally
+from ckptconv.engine.buffers import Buffers, Tally
 from ckptconv.engine.tasks import Piece, Task, Tile, Together, Window, is_dense
 from ckptconv.plan import Data, Literal, Trailer
 from ckptconv.storage.files import Readers
-from ckptconv.storage.records import combine
 from ckptconv.tensors.lazy import Convert, Stored
 from ckptconv.tensors.moves import File
 
 if TYPE_CHECKING:
+    from ckptconv.engine.crcs import Crcs
     from ckptconv.engine.moving import Alike, Mover
 
 
@@ -27,7 +26,7 @@ class Done(NamedTuple):
     it wrote."""
 
     tally: Tally
-    digests: Digested | None
+    crcs: Crcs | None
     trailers: set[int]
 
 
@@ -48,7 +47,7 @@ class Worker(Buffers):
             return sum(map(self.run, task.windows))
         if isinstance(task, Trailer):
             # This worker has made all of the file's data.
-            data = task.make(Digests(self.digests or {}))
+            data = task.make(self.crcs or {})
             self.write(task.offset, memoryview(data))
             self.trailers.add(task.offset)
             size = len(data)
@@ -63,18 +62,17 @@ class Worker(Buffers):
         """Return the results, at the end."""
         if isinstance(self.readers, Readers):
             self.tally.bytes_read += self.readers.unpacked()
-        return Done(self.tally, self.digests, self.trailers)
+        return Done(self.tally, self.crcs, self.trailers)
 
     def _fill(self, window: Window) -> int:
         out = self.assemble(window)
-        if self.digests is not None:
-            known = Digests(self.digests)
+        if self.crcs is not None:
             for part, start, stop in window.pieces:
                 base = part.offset - window.start
                 if isinstance(part, Data):
-                    self.digest(part, start, out[base + start : base + stop])
+                    self.crcs.add(part, start, out[base + start : base + stop])
                 elif isinstance(part, Trailer):
-                    out[base:][:stop] = part.make(known)
+                    out[base:][:stop] = part.make(self.crcs)
                     self.trailers.add(part.offset)
         self.write(window.start, out)
         return len(out)
@@ -129,20 +127,3 @@ class Worker(Buffers):
         for conversion in alike:
             self.mover.convert(conversion, out)
         return out
-
-
-class Digests(Mapping[str, int]):
-    """The CRC-32 of every non-empty tensor, by name, combined from the pieces made so far."""
-
-    def __init__(self, pieces: Mapping[str, int | list[tuple[int, int, int]]]) -> None:
-        self._pieces = pieces
-
-    def __getitem__(self, name: str) -> int:
-        pieces = self._pieces[name]
-        return pieces if isinstance(pieces, int) else combine(pieces)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._pieces)
-
-    def __len__(self) -> int:
-        return len(self._pieces)

@@ -1,47 +1,12 @@
-"""The records of an archive: offsets, sizes and CRC-32s. Also combines CRC-32s of pieces to that of the whole."""
+"""The records of an archive: offsets, sizes and CRC-32s."""
 
 from __future__ import annotations
 
 import array
 import bisect
-import functools
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, overload
-
-_POLYNOMIAL = 0xEDB88320  # of CRC-32, bits reversed, as zip and zlib have it
-
-
-def combine(pieces: Iterable[tuple[int, int, int]]) -> int:
-    """Return the CRC-32 of `pieces` put together, each (position, number of bytes, CRC-32), in any order."""
-    whole = 0
-    for _, length, crc in sorted(pieces):
-        whole = _multiply(_shift(length), whole) ^ crc if whole else crc
-    return whole
-
-
-def _multiply(left: int, right: int) -> int:
-    """Return the product of two polynomials, modulo the CRC's."""
-    product, bit = 0, 1 << 31
-    while left:
-        if left & bit:
-            product ^= right
-            left ^= bit
-        bit >>= 1
-        right = right >> 1 ^ (_POLYNOMIAL if right & 1 else 0)
-    return product
-
-
-@functools.lru_cache(maxsize=4096)
-def _shift(length: int) -> int:
-    """Return x to the power of 8 × `length`, modulo the CRC's polynomial."""
-    power, square = 1 << 31, 1 << 23  # 1, and x to the power of 8
-    while length:
-        if length & 1:
-            power = _multiply(square, power)
-        square = _multiply(square, square)
-        length >>= 1
-    return power
 
 
 class Record(NamedTuple):

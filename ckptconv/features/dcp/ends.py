@@ -6,10 +6,10 @@ import zlib
 from typing import NamedTuple
 
 from ckptconv.errors import LimitError, UnsupportedError, damaged
-from ckptconv.storage.crc import crc32
+from ckptconv.storage.crc import combine, crc32
 from ckptconv.storage.packed import unpacking
 from ckptconv.storage.reading import Reader
-from ckptconv.storage.records import Records, combine
+from ckptconv.storage.records import Records
 from ckptconv.tensors.moves import File, Packed
 
 

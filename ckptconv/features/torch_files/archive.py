@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ckptconv.plan import Data, FilePlan, Literal, Part, Trailer
-from ckptconv.storage.records import combine
+from ckptconv.storage.crc import combine
 from ckptconv.tensors.lazy import LazyTensor
 
 ALIGNMENT = 64

@@ -16,6 +16,7 @@ from faults import Plant, spoiled, wrapped
 import ckptconv as library
 from ckptconv import convert
 from ckptconv.engine import execute, rows, tasks, worker
+from ckptconv.engine.crcs import Crcs
 from ckptconv.engine.moving import Mover
 from ckptconv.errors import DifferenceError
 from ckptconv.options.table import OPTIONS
@@ -354,7 +355,7 @@ FAULTS: dict[str, tuple[Plant, dict[str, Any]]] = {
     "small tensors are cast in the wrong order": (engine("convert", batch_in_wrong_order), F16),
     "tiles are written in the wrong place": (engine("place", tile_in_wrong_place), SMALL),
     "columns are exchanged": (wrapped(rows, "row_blocks", columns_exchanged), SMALL),
-    "checksums are of other bytes": (engine("digest", checksum_of_less), {**SHARDS, "checksum": True}),
+    "checksums are of other bytes": (wrapped(Crcs, "add", checksum_of_less), {**SHARDS, "checksum": True}),
     "offsets in the header are exchanged": (header(offsets_exchanged), {}),
     "the header is filled up with line ends": (header(lambda data: data.rstrip(b" ").ljust(len(data), b"\n")), {}),
     "the header says another dtype": (
