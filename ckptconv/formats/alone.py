@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
+from ckptconv.formats.lone_file import LoneFile
 from ckptconv.formats.model_files import SAFETENSORS, SUFFIX
-from ckptconv.formats.registered import LONE as KINDS
-from ckptconv.formats.registered import Lone, has_one
+from ckptconv.formats.registered import Lone
 from ckptconv.formats.source import Source
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.plan import NUMBERED
@@ -39,39 +39,6 @@ _NUMBERED = (
     r".*-model_part-(\d{1,6})(?:-shard(\d{1,6}))?\.pt",
     r"model\d{1,6}-mp(?P<of>\d{1,6})\.safetensors",
 )
-# The depth to which a tree is searched for keys.
-_LEVELS = 6
-
-
-class LoneFile(NamedTuple):
-    """A file: its place, its tree and metadata, and whether its parameters are joined from ranks' parts."""
-
-    place: Location
-    tree: Any
-    metadata: Mapping[str, str]
-    is_joined: bool
-
-    def get(self, key: str) -> Any:
-        return self.tree.get(key) if isinstance(self.tree, Mapping) else None
-
-    def has(self, key: str) -> bool:
-        """Whether the file has a key in its tree, or in its metadata."""
-        return (isinstance(self.tree, Mapping) and key in self.tree) or key in self.metadata
-
-    def keys(self, part: str) -> Iterator[str]:
-        """Yield the keys of dicts in the tree that contain `part`; none if its parameters are joined."""
-        level = [] if self.is_joined else [self.tree]
-        for _ in range(_LEVELS):
-            below: dict[int, Any] = {}
-            for node in level:
-                values = node.values() if isinstance(node, Mapping) else node if isinstance(node, list) else ()
-                # There may be a million values, of few types.
-                kinds = {kind for kind in {*map(type, values)} if issubclass(kind, (Mapping, list))}
-                below.update((id(value), value) for value in values if type(value) in kinds)
-                keys = [key for key in node if type(key) is str] if isinstance(node, Mapping) else []
-                if part in "\n".join(keys):
-                    yield from (key for key in keys if part in key)
-            level = [*below.values()]
 
 
 class OfSetError(UnsupportedError):
@@ -93,11 +60,10 @@ class LoneKind(NamedTuple):
     is_written: bool = False
 
 
-def marked(place: Location, source: Source, alone: bool) -> Source:
-    """Return `source`, which was read from `place`. If it is one file of many, the source gets an error for callers
-    that take it for a model, or, if it is taken `alone`, a note."""
-    file = _only_file(place, source)
-    kind = _kind_of(file) if file else None
+def marked(place: Location, source: Source, file: LoneFile | None, groups: Iterable[Lone], alone: bool) -> Source:
+    """Return `source`, which was read from `place`. If it is one `file` of many, of a kind in `groups`, the source gets
+    an error for callers that take it for a model, or, if it is taken `alone`, a note."""
+    kind = _kind_of(file, groups) if file else None
     if file is None or kind is None:
         idle = f"--alone has no effect: {place} is not one file of a set."
         return source._replace(warnings=[*source.warnings, idle]) if alone else source
@@ -122,17 +88,10 @@ def marked(place: Location, source: Source, alone: bool) -> Source:
     return source._replace(weights_error=error, warnings=[*source.warnings, str(error)])
 
 
-def _kind_of(file: LoneFile) -> LoneKind | None:
+def _kind_of(file: LoneFile, groups: Iterable[Lone]) -> LoneKind | None:
     """Return the first kind of the file; None if it has none."""
-    groups = (import_module(lone.module).LONE for lone in KINDS if _may_be(lone, file))
-    return next((kind for kinds in groups for kind in kinds if kind.is_one(file)), None)
-
-
-def _may_be(lone: Lone, file: LoneFile) -> bool:
-    """Whether a file may be of one of the kinds of `lone`."""
-    if has_one(file.place.path, lone.words) or any(map(file.has, lone.keys)):
-        return True
-    return next(file.keys(lone.part), None) is not None if lone.part else not (lone.words or lone.keys)
+    kinds = (kind for group in groups for kind in import_module(group.module).LONE)
+    return next((kind for kind in kinds if kind.is_one(file)), None)
 
 
 def kept_apart(source: Source, output: str) -> Source:
@@ -141,17 +100,6 @@ def kept_apart(source: Source, output: str) -> Source:
     if not isinstance(source.weights_error, OfSetError) or not matching(_OF_INDEX, basename(output)):
         return source
     return source._replace(weights_error=None)
-
-
-def _only_file(place: Location, source: Source) -> LoneFile | None:
-    """Return the file that was read; None if there are several, a complete set, or no weights."""
-    is_alone = source.family in ("torch", "safetensors") and len(source.inputs) == 1 and not source.shards
-    if not is_alone or source.weights_error:
-        return None
-    if place.kind == "directory":
-        path = next(iter(source.files.records), "")
-        place = place.at(path) if path else place.join(next(iter(source.inputs)))
-    return LoneFile(place, source.weights, source.metadata, source.pieces is not None)
 
 
 def listed(place: Location) -> Mapping[str, Entry]:

@@ -12,7 +12,7 @@ from ckptconv.errors import MissingError, UnsupportedError, UsageError
 from ckptconv.formats import model_files
 from ckptconv.formats.format import CERTAIN, LIKELY, Format, Found, Probe, surest
 from ckptconv.formats.model_files import TORCH
-from ckptconv.formats.registered import BY_RANK, FOREIGN, FORMATS, JOINING, PIPES, PLUGINS, STATES, reader_of
+from ckptconv.formats.registered import BY_RANK, FOREIGN, FORMATS, JOINING, LONE, PIPES, PLUGINS, STATES, reader_of
 from ckptconv.formats.source import NOT_CONVERTED, Source, Wanted
 from ckptconv.options.option import checked
 from ckptconv.options.registered import opening, placed
@@ -87,9 +87,7 @@ def open_source(
         chosen, guess = choose(Probe(place, family))
         source = _joined(place, chosen.read(guess.place or place, wanted), wanted)
         if alone or (source.family in (TORCH, model_files.SAFETENSORS) and len(source.inputs) == 1):
-            from ckptconv.formats.alone import marked  # a checkpoint of several files is whole
-
-            source = marked(guess.place or place, source, alone)
+            source = _marked(guess.place or place, source, alone)
         source = _with_optimizer(source, guess.place or place, wanted)
     if stores.is_repository(path):
         source = source._replace(notes=[*source.notes, *_repository_notes(place, source)])
@@ -108,6 +106,19 @@ def _joined(place: Location, source: Source, wanted: Wanted) -> Source:
         return source
     joined = (import_module(module).read_alone(place, wanted) for module in JOINING)
     return next(filter(None, joined), source)
+
+
+def _marked(place: Location, source: Source, alone: bool) -> Source:
+    """Return `source`, which was read from `place`, with an error if it is one file of many, and not taken `alone`."""
+    from ckptconv.formats.lone_file import LoneFile  # a checkpoint of several files is whole
+
+    file = LoneFile.of(place, source)
+    groups = [group for group in LONE if group.may_have(file)] if file else []
+    if not groups and not alone:
+        return source
+    from ckptconv.formats.alone import marked  # most files are
+
+    return marked(place, source, file, groups, alone)
 
 
 def with_layout(

@@ -14,6 +14,7 @@ from ckptconv.formats.source import PIPELINE
 
 if TYPE_CHECKING:
     from ckptconv.formats.format import Format, Guess, Probe
+    from ckptconv.formats.lone_file import LoneFile
     from ckptconv.formats.source import Source, Wanted
     from ckptconv.storage.location import Location
 
@@ -62,13 +63,18 @@ class KnownFormat:
 
 class Lone(NamedTuple):
     """Kinds of files that are one of many: the module that has them as `LONE`. They are asked for a file whose path has
-    one of `words` (# is any digit), that has one of `keys` in its tree or its metadata, or `part` in any key. Without
-    these, they are asked for every file."""
+    one of `words` (# is any digit), that has one of `keys` in its tree or its metadata, or `part` in any key."""
 
     module: str
     words: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
     part: str = ""
+
+    def may_have(self, file: LoneFile) -> bool:
+        """Whether a file may be of one of these kinds."""
+        if has_one(file.place.path, self.words) or any(map(file.has, self.keys)):
+            return True
+        return bool(self.part) and next(file.keys(self.part), None) is not None
 
 
 # Families of checkpoints beside those of whole models; and what Megatron-core's are called.
@@ -111,7 +117,7 @@ LONE: tuple[Lone, ...] = (
     Lone("ckptconv.features.model_parallel.meta", ("consolidated.",), ("tok_embeddings.weight",)),
     Lone("ckptconv.features.dcp.shards", ("shard-#",), ("DCP_SHARDING_INFO",)),
     Lone("ckptconv.features.nanotron.step", keys=("data",)),
-    Lone("ckptconv.formats.alone"),
+    Lone("ckptconv.formats.alone", ("#",), ("shard_metadata",)),
     Lone("ckptconv.features.deltas.alone", (".safetensors",)),
     Lone("ckptconv.features.ranks.alone", RANKS, part="flat_param"),
     Lone("ckptconv.features.torch_checkpointing.alone", ("#.pt", "#.safetensors")),

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckptconv.features.deepspeed.locate import identity
-from ckptconv.formats.alone import LoneFile, LoneKind, listed
+from ckptconv.formats.alone import LoneKind, listed
+from ckptconv.formats.lone_file import LoneFile
 from ckptconv.formats.run_names import COMMON, WEIGHTS, ZERO
 from ckptconv.tensors.lazy import LazyTensor
 

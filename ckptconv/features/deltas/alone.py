@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ckptconv.formats.alone import LoneFile, LoneKind
+from ckptconv.formats.alone import LoneKind
+from ckptconv.formats.lone_file import LoneFile
 from ckptconv.storage.paths import dirname
 from ckptconv.tensors.lazy import LazyTensor
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ckptconv.features.dcp.names import METADATA
-from ckptconv.formats.alone import LoneFile, LoneKind, listed
+from ckptconv.formats.alone import LoneKind, listed
+from ckptconv.formats.lone_file import LoneFile
 from ckptconv.pickles.children import walk
 from ckptconv.tensors.lazy import LazyTensor
 

@@ -16,8 +16,9 @@ from typing import Any
 
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.features.model_parallel.parts import Parts, read_all
-from ckptconv.formats.alone import LoneFile, LoneKind, is_numbered, matching
+from ckptconv.formats.alone import LoneKind, is_numbered, matching
 from ckptconv.formats.format import CERTAIN, Guess, Probe
+from ckptconv.formats.lone_file import LoneFile
 from ckptconv.formats.nesting import tensors_in
 from ckptconv.formats.runs import MEGATRON_RANK, pointed
 from ckptconv.formats.source import Source, Wanted

@@ -10,8 +10,9 @@ import re
 
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.features.model_parallel.parts import Parts, read_all
-from ckptconv.formats.alone import LoneFile, LoneKind, is_numbered
+from ckptconv.formats.alone import LoneKind, is_numbered
 from ckptconv.formats.format import CERTAIN, Guess, Probe
+from ckptconv.formats.lone_file import LoneFile
 from ckptconv.formats.model_files import holds_whole
 from ckptconv.formats.nesting import tensors_in
 from ckptconv.formats.source import Source, Wanted

@@ -15,8 +15,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.formats.alone import LoneFile, LoneKind
+from ckptconv.formats.alone import LoneKind
 from ckptconv.formats.format import CERTAIN, Guess, Probe
+from ckptconv.formats.lone_file import LoneFile
 from ckptconv.formats.source import Defaults, Source, Wanted
 from ckptconv.storage.location import Location
 from ckptconv.tensors.lazy import LazyTensor, Stored

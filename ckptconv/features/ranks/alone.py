@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ckptconv.features.joining.sets import parsed
-from ckptconv.formats.alone import LoneFile, LoneKind
+from ckptconv.formats.alone import LoneKind
+from ckptconv.formats.lone_file import LoneFile
 
 _JOINED = "Give the directory with the files of all ranks, under their original names."
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckptconv.errors import CkptconvError
-from ckptconv.formats.alone import LoneFile, LoneKind, listed, matching
+from ckptconv.formats.alone import LoneKind, listed, matching
+from ckptconv.formats.lone_file import LoneFile
 from ckptconv.formats.runs import STEP_METADATA
 from ckptconv.storage.location import Location
 

@@ -1,0 +1,55 @@
+"""A file as the kinds of files that are one of many see it (`registered.LONE`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from ckptconv.formats.model_files import SAFETENSORS, TORCH
+from ckptconv.formats.source import Source
+from ckptconv.storage.location import Location
+
+# The depth to which a tree is searched for keys.
+_LEVELS = 6
+
+
+class LoneFile(NamedTuple):
+    """A file: its place, its tree and metadata, and whether its parameters are joined from ranks' parts."""
+
+    place: Location
+    tree: Any
+    metadata: Mapping[str, str]
+    is_joined: bool
+
+    @classmethod
+    def of(cls, place: Location, source: Source) -> LoneFile | None:
+        """Return the file that was read as `source`; None if there are several, a complete set, or no weights."""
+        is_alone = source.family in (TORCH, SAFETENSORS) and len(source.inputs) == 1 and not source.shards
+        if not is_alone or source.weights_error:
+            return None
+        if place.kind == "directory":
+            path = next(iter(source.files.records), "")
+            place = place.at(path) if path else place.join(next(iter(source.inputs)))
+        return cls(place, source.weights, source.metadata, source.pieces is not None)
+
+    def get(self, key: str) -> Any:
+        return self.tree.get(key) if isinstance(self.tree, Mapping) else None
+
+    def has(self, key: str) -> bool:
+        """Whether the file has a key in its tree, or in its metadata."""
+        return (isinstance(self.tree, Mapping) and key in self.tree) or key in self.metadata
+
+    def keys(self, part: str) -> Iterator[str]:
+        """Yield the keys of dicts in the tree that contain `part`; none if its parameters are joined."""
+        level = [] if self.is_joined else [self.tree]
+        for _ in range(_LEVELS):
+            below: dict[int, Any] = {}
+            for node in level:
+                values = node.values() if isinstance(node, Mapping) else node if isinstance(node, list) else ()
+                # There may be a million values, of few types.
+                kinds = {kind for kind in {*map(type, values)} if issubclass(kind, (Mapping, list))}
+                below.update((id(value), value) for value in values if type(value) in kinds)
+                keys = [key for key in node if type(key) is str] if isinstance(node, Mapping) else []
+                if part in "\n".join(keys):
+                    yield from (key for key in keys if part in key)
+            level = [*below.values()]
