@@ -15,20 +15,18 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from ckptconv.formats.torch.storages import STORAGE_CLASSES, STORAGE_DTYPES, Storage, in_order
+from ckptconv.formats.torch.storages import STORAGE_CLASSES, Storage, in_order
 from ckptconv.pickles import torch_constants
 from ckptconv.pickles.nodes import (
     Composite,
     Global,
-    NumpyArray,
     Opaque,
     Size,
     TorchConstant,
 )
 from ckptconv.pickles.vocabulary import Builder, Constructor, MalformedError, RefusedError, Vocabulary
 from ckptconv.tensors.dtypes import DTYPES, DType, is_differentiable, itemsize_of_components
-from ckptconv.tensors.lazy import Convert, LazyTensor, Stored, Tagged, TensorFacts
-from ckptconv.tensors.moves import Cast, Conjugate, Negate
+from ckptconv.tensors.lazy import LazyTensor, Stored, Tagged, TensorFacts
 from ckptconv.tensors.strides import MAX_BYTES, MAX_DIMS
 from ckptconv.text import brief
 
@@ -36,11 +34,11 @@ from ckptconv.text import brief
 _SHAPES_KEPT = 1024
 _INTEGERS = frozenset((int,))
 # Tensor classes, which torch pickled by name until 0.1.10, and classes of Variables, until 0.3.
-_TENSOR_DTYPES = {
-    Global(module, f"{kind}Tensor"): DTYPES[STORAGE_DTYPES[kind]]
+_TENSORS = tuple(
+    Global(module, f"{kind}Tensor")
     for module in ("torch", "torch.cuda")
     for kind in ("Double", "Float", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool")
-}
+)
 _VARIABLES = (Global("torch.autograd.variable", "Variable"), Global("torch.nn.parameter", "Parameter"))
 
 
@@ -129,7 +127,7 @@ class Tensors:
         if requires_grad and not is_differentiable(dtype.name):
             raise MalformedError(f"has a tensor of {dtype} that requires gradients")
         if storage.meta:
-            return _composite("meta", TorchConstant("dtype", dtype.name), shape, strides, requires_grad)
+            return _later("composites", "meta")(TorchConstant("dtype", dtype.name), shape, strides, requires_grad)
         start = _start(dtype, geometry, offset, storage.size, storage.key)
         tensor: LazyTensor = Stored(storage.file, storage.offset + start, dtype, shape, strides)
         if storage.swapped:
@@ -140,7 +138,7 @@ class Tensors:
                 )
             tensor = in_order(tensor, storage)
         if metadata:
-            tensor = _resolved(tensor, metadata)
+            tensor = _later("unusual", "resolved")(tensor, metadata)
         facts = TensorFacts("tensor", requires_grad, None, storage.identity, storage.size, offset, strides)
         return Tagged(tensor, facts)
 
@@ -150,16 +148,6 @@ class Tensors:
         check_arguments(args, "_rebuild_tensor", 4)
         return self.view(*args)
 
-    def build_typed(self, value: Opaque, state: Any) -> Any:
-        """Set the state (storage, offset, size, stride) of a torch.FloatTensor or the like, until torch 0.1.10."""
-        if value.args or value.state or type(state) is not tuple or len(state) != 4:
-            raise MalformedError(f"has a {value.name} whose state is not a tensor's")
-        if type(state[0]) is not Storage:
-            return unknown(f"a {value.name}", state[0])
-        if state[0].dtype != _TENSOR_DTYPES[value.cls]:
-            raise MalformedError(f"has a {value.name} in a storage of {state[0].dtype}")
-        return self.view(*state)
-
     def rebuild_tensor_v2(self, args: tuple[Any, ...]) -> Any:
         check_arguments(args, "_rebuild_tensor_v2", 6, 7)
         storage, offset, size, stride, requires_grad, _hooks, *metadata = args
@@ -168,7 +156,7 @@ class Tensors:
     def rebuild_tensor_v3(self, args: tuple[Any, ...]) -> Any:
         check_arguments(args, "_rebuild_tensor_v3", 7, 8)
         storage, offset, size, stride, requires_grad, _hooks, dtype, *metadata = args
-        return self.view(storage, offset, size, stride, requires_grad, _dtype(dtype), *metadata)
+        return self.view(storage, offset, size, stride, requires_grad, dtype_of(dtype), *metadata)
 
 
 def check_arguments(args: tuple[Any, ...], name: str, *counts: int) -> None:
@@ -187,7 +175,7 @@ def unknown(result: str, value: Any) -> Any:
     raise MalformedError(f"makes {result} of a value of type {type(value).__name__}")
 
 
-def _dtype(value: Any) -> DType:
+def dtype_of(value: Any) -> DType:
     if type(value) is not TorchConstant or value.kind != "dtype":
         raise MalformedError("has a tensor whose dtype is not a dtype")
     if value.name not in DTYPES:
@@ -195,31 +183,7 @@ def _dtype(value: Any) -> DType:
     return DTYPES[value.name]
 
 
-def _resolved(tensor: LazyTensor, metadata: Any) -> LazyTensor:
-    """Apply torch's lazy conjugate and negation, the flags in `metadata`, to `tensor`."""
-    if type(metadata) is not dict:
-        raise MalformedError("has a tensor whose metadata is not a dictionary")
-    for name, value in metadata.items():
-        if type(name) is not str:
-            raise MalformedError("has a tensor whose metadata has names that are not text")
-        if name not in ("conj", "neg"):
-            raise RefusedError(f"has a tensor with metadata {brief(name)}, which is not known")
-        # If the flag is there, torch sets it, whatever its value.
-        if value is not True:
-            raise MalformedError(f"has a tensor whose {name} flag is not True")
-    dtype = tensor.dtype
-    if "conj" in metadata:
-        if dtype.kind != "c":
-            raise MalformedError(f"has a conjugate tensor of {dtype}")
-        tensor = Convert(tensor, Conjugate(dtype.name), dtype)
-    if "neg" in metadata:
-        if dtype.kind not in "fc":
-            raise MalformedError(f"has a tensor of {dtype} with the neg flag")
-        tensor = Convert(tensor, Negate(dtype.name), dtype)
-    return tensor
-
-
-_KINDS = {
+KINDS = {
     Global("torch", "Tensor"): "tensor",
     Global("torch._tensor", "Tensor"): "tensor",
     Global("torch.nn.parameter", "Parameter"): "parameter",
@@ -227,7 +191,7 @@ _KINDS = {
 }
 
 
-def _described(leaf: Any, kind: str, requires_grad: bool | None, attributes: Any) -> Any:
+def described(leaf: Any, kind: str, requires_grad: bool | None, attributes: Any) -> Any:
     """Return `leaf` as a tensor of `kind` with `attributes`. If `requires_grad` is None, keep that of `leaf`."""
     if attributes is not None:
         from ckptconv.structure.attributes import attributes_fault
@@ -241,7 +205,7 @@ def _described(leaf: Any, kind: str, requires_grad: bool | None, attributes: Any
             parts["requires_grad"] = requires_grad
         if attributes:
             parts["attributes"] = attributes
-        if leaf.kind == "meta" and attributes and kind not in _KINDS.values():
+        if leaf.kind == "meta" and attributes and kind not in KINDS.values():
             # A class that wraps other tensors, its attributes, and says that it is on no device.
             more = {"storage_offset": 0, "layout": TorchConstant("layout", "strided")}
             parts |= {**more, "device": TorchConstant("device", "meta")}
@@ -273,29 +237,12 @@ def _rebuild_parameter(args: tuple[Any, ...]) -> Any:
     check_arguments(args, "_rebuild_parameter", 3, 4)
     if type(args[1]) is not bool:
         raise MalformedError("has a parameter whose requires_grad is not a bool")
-    return _described(args[0], "parameter", args[1], args[3] if len(args) == 4 else None)
+    return described(args[0], "parameter", args[1], args[3] if len(args) == 4 else None)
 
 
 def _made_without_state(cls: Global) -> Constructor:
     """Return a constructor for a tensor, Variable or Parameter of torch before 0.4; its BUILD completes the value."""
     return lambda args: Opaque(cls, args)
-
-
-def _build_variable(value: Opaque, state: Any) -> Any:
-    """Set the state of a Variable or Parameter of torch before 0.4, as torch.Tensor.__setstate__ does.
-
-    The state is (requires_grad, volatile, hooks) if the Variable was constructed from its tensor; until torch 0.1.9, if
-    it was constructed from nothing, (tensor, gradient, hooks, requires_grad, volatile). Torch ignores the gradient.
-    """
-    if type(state) is tuple and len(state) == 5 and not value.args:
-        data, _, _, requires_grad, _ = state
-    elif type(state) is tuple and len(state) == 3 and len(value.args) == 1:
-        (data,), (requires_grad, _, _) = value.args, state
-    else:
-        raise MalformedError(f"has a {value.name} with an invalid state")
-    if type(requires_grad) is not bool:
-        raise MalformedError(f"has a {value.name} whose requires_grad is not a bool")
-    return _described(data, _KINDS.get(value.cls, "tensor"), requires_grad, None)
 
 
 def _rebuild_from_type(args: tuple[Any, ...], rebuild: dict[Global, Constructor]) -> Any:
@@ -313,46 +260,20 @@ def _rebuild_from_type(args: tuple[Any, ...], rebuild: dict[Global, Constructor]
     leaf = construct(inner)
     if leaf is NotImplemented:
         return NotImplemented
-    kind = _KINDS.get(cls, str(cls))
+    kind = KINDS.get(cls, str(cls))
     if kind == "tensor" and type(state) is dict and state.get("_is_buffer") is True:
         kind = "buffer"  # nn.Buffer makes a plain tensor with this attribute
-    return _described(leaf, kind, None, state)
+    return described(leaf, kind, None, state)
 
 
 # The modules of numpy whose functions its pickles call.
 _MULTIARRAY = ("numpy.core.multiarray", "numpy._core.multiarray")
 
 
-def _of_numpy(function: str, *args: Any) -> Any:
-    """Call a function of the module for values of numpy, which is imported when a pickle has one."""
-    return getattr(import_module("ckptconv.formats.torch.numpy_objects"), function)(*args)
-
-
-def _composite(function: str, *args: Any) -> Any:
-    """Call a function of the module for tensors that consist of several, which is imported when a pickle has one."""
-    return getattr(import_module("ckptconv.formats.torch.composites"), function)(*args)
-
-
-def _rebuild_device_tensor(args: tuple[Any, ...]) -> Any:
-    """Take (data, dtype, device, requires_grad). `data` is a tensor or numpy array: such a device has no storages."""
-    check_arguments(args, "_rebuild_device_tensor", 4)
-    data, dtype, _device, requires_grad = args
-    if type(requires_grad) is not bool:
-        raise MalformedError("has a tensor whose requires_grad is not a bool")
-    target = _dtype(dtype)
-    if type(data) is NumpyArray:
-        tensor = _of_numpy("from_numpy", data)
-    elif type(data) is Tagged:
-        tensor = data.tensor
-    else:
-        return unknown("a tensor", data)
-    if tensor.dtype != target:
-        # torch converts bfloat16 to float32 for numpy.
-        if (tensor.dtype.name, target.name) != ("float32", "bfloat16"):
-            raise MalformedError(f"has a tensor of {target} whose elements are of {tensor.dtype}")
-        tensor = Convert(tensor, Cast(tensor.dtype.name, target.name), target)
-    facts = data.facts if type(data) is Tagged else TensorFacts()
-    return _described(Tagged(tensor, facts), "tensor", requires_grad, None)
+def _later(module: str, function: str, *first: Any) -> Callable[..., Any]:
+    """Return what calls a function of a module beside this one, with arguments before the others. It is imported at the
+    call: for values of numpy, for tensors that consist of several, and for those that few pickles have."""
+    return lambda *args: getattr(import_module(f"ckptconv.formats.torch.{module}"), function)(*first, *args)
 
 
 # ------------------------------------------------------------------------------------------------ constants of torch
@@ -403,30 +324,30 @@ _REBUILDING: dict[Global, Constructor] = {
     for name, made in {
         "_rebuild_parameter": _rebuild_parameter,
         "_rebuild_parameter_with_state": _rebuild_parameter,
-        "_rebuild_device_tensor_from_cpu_tensor": _rebuild_device_tensor,
-        "_rebuild_device_tensor_from_numpy": _rebuild_device_tensor,
-        "_rebuild_xla_tensor": _rebuild_device_tensor,
+        "_rebuild_device_tensor_from_cpu_tensor": _later("unusual", "rebuild_device_tensor"),
+        "_rebuild_device_tensor_from_numpy": _later("unusual", "rebuild_device_tensor"),
+        "_rebuild_xla_tensor": _later("unusual", "rebuild_device_tensor"),
     }.items()
 }
 _CONSTRUCTORS: dict[tuple[str, str], Constructor] = {
     ("torch", "Size"): _size,
     ("torch", "device"): _device,
     ("torch.serialization", "_get_layout"): _layout,
-    ("numpy", "dtype"): functools.partial(_of_numpy, "made_dtype"),
+    ("numpy", "dtype"): _later("numpy_objects", "made_dtype"),
     **{
-        (module, "_reconstruct"): functools.partial(_of_numpy, "made_array", Global(module, "_reconstruct"))
+        (module, "_reconstruct"): _later("numpy_objects", "made_array", Global(module, "_reconstruct"))
         for module in _MULTIARRAY
     },
-    **{(module, "scalar"): functools.partial(_of_numpy, "scalar") for module in _MULTIARRAY},
+    **{(module, "scalar"): _later("numpy_objects", "scalar") for module in _MULTIARRAY},
     **{
-        (module.replace("multiarray", "numeric"), "_frombuffer"): functools.partial(_of_numpy, "from_buffer")
+        (module.replace("multiarray", "numeric"), "_frombuffer"): _later("numpy_objects", "from_buffer")
         for module in _MULTIARRAY
     },
-    **{(cls.module, cls.name): _made_without_state(cls) for cls in (*_TENSOR_DTYPES, *_VARIABLES)},
+    **{(cls.module, cls.name): _made_without_state(cls) for cls in (*_TENSORS, *_VARIABLES)},
 }
 _BUILDERS: dict[tuple[str, str], Builder] = {
-    **{(cls.module, cls.name): _build_variable for cls in _VARIABLES},
-    **{(module, "_reconstruct"): functools.partial(_of_numpy, "build_array") for module in _MULTIARRAY},
+    **{(cls.module, cls.name): _later("unusual", "build_variable") for cls in _VARIABLES},
+    **{(module, "_reconstruct"): _later("numpy_objects", "build_array") for module in _MULTIARRAY},
 }
 
 
@@ -443,12 +364,12 @@ def vocabulary(storage: Callable[[Any], Any]) -> Vocabulary:
         Global("torch._utils", "_rebuild_tensor"): tensors.rebuild_tensor,
         Global("torch._utils", "_rebuild_tensor_v2"): tensors.rebuild_tensor_v2,
         Global("torch._utils", "_rebuild_tensor_v3"): tensors.rebuild_tensor_v3,
-        Global("torch._utils", "_rebuild_sparse_tensor"): functools.partial(_composite, "sparse"),
-        Global("torch._utils", "_rebuild_sparse_csr_tensor"): functools.partial(_composite, "sparse"),
-        Global("torch._utils", "_rebuild_nested_tensor"): functools.partial(_composite, "nested"),
-        Global("torch._utils", "_rebuild_qtensor"): functools.partial(_composite, "quantized", tensors),
-        Global("torch._utils", "_rebuild_meta_tensor_no_storage"): functools.partial(_composite, "on_meta", tensors),
-        Global("torch._utils", "_rebuild_wrapper_subclass"): functools.partial(_composite, "wrapper_subclass", tensors),
+        Global("torch._utils", "_rebuild_sparse_tensor"): _later("composites", "sparse"),
+        Global("torch._utils", "_rebuild_sparse_csr_tensor"): _later("composites", "sparse"),
+        Global("torch._utils", "_rebuild_nested_tensor"): _later("composites", "nested"),
+        Global("torch._utils", "_rebuild_qtensor"): _later("composites", "quantized", tensors),
+        Global("torch._utils", "_rebuild_meta_tensor_no_storage"): _later("composites", "on_meta", tensors),
+        Global("torch._utils", "_rebuild_wrapper_subclass"): _later("composites", "wrapper_subclass", tensors),
     }
 
     def from_type(args: tuple[Any, ...]) -> Any:
@@ -461,7 +382,8 @@ def vocabulary(storage: Callable[[Any], Any]) -> Vocabulary:
         ("torch._tensor", "_rebuild_from_type"): from_type,
         ("torch.tensor", "_rebuild_from_type"): from_type,
     }
-    builders = {**_BUILDERS, **{(cls.module, cls.name): tensors.build_typed for cls in _TENSOR_DTYPES}}
+    build_typed = _later("unusual", "build_typed", tensors)
+    builders = {**_BUILDERS, **{(cls.module, cls.name): build_typed for cls in _TENSORS}}
     return Vocabulary(constructors, CONSTANTS, STORAGE_CLASSES, builders, storage)
 
 
