@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # The hint for a word of a command line that is empty.
 UNSET = "Is a shell variable not set?"
+# Characters of a name shown in a message.
+LONGEST = 200
 # Python prints no integer of more than about 14,000 bits.
 _MOST_BITS = 1 << 12
 _DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}

@@ -132,7 +132,11 @@ class Selected(NamedTuple):
 
     def idle(self, options: Options) -> dict[str, str]:
         """Return the given options that select or rename nothing: {option: reason}."""
-        return self.idle_globs() | selection.idle(self.first.names, options.strip_prefix, options.rename)
+        if not options.strip_prefix and not options.rename:
+            return self.idle_globs()
+        from ckptconv.outputs import renaming
+
+        return self.idle_globs() | renaming.idle(self.first.names, options.strip_prefix, options.rename)
 
     def structure(self, aliases: Mapping[str, str]) -> str | None:
         """Return the structure record of an output where `aliases` {removed: kept} are stored under other names; None

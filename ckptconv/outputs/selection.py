@@ -1,4 +1,4 @@
-"""Select and change the tensors to convert: key, include, exclude, strip, rename, ties, dtype. Pure.
+"""Select and change the tensors to convert: key, include, exclude, ties, dtype. Pure.
 
 A subtree is selected before flattening; everything else works on flat names.
 """
@@ -6,23 +6,17 @@ A subtree is selected before flattening; everything else works on flat names.
 from __future__ import annotations
 
 import fnmatch
-import functools
-import re
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from ckptconv.errors import UsageError
-from ckptconv.options.kinds import parse_rule
 from ckptconv.structure.choice import Choice
 from ckptconv.tensors.dtypes import DTYPES, DType, can_cast
 from ckptconv.tensors.lazy import LazyTensor, View, same_bytes, untagged
-from ckptconv.text import brief, some
+from ckptconv.text import LONGEST, some
 
 # Maps old names to new ones, {old: new}, by --strip-prefix and --rename.
 Rename: TypeAlias = "Callable[[Iterable[str], str, Sequence[str]], dict[str, str]]"
-
-# Characters of a name shown in a message.
-_LONGEST = 200
 
 
 def subtree(tree: Any, key: str, where: str) -> Any:
@@ -80,85 +74,13 @@ def idle_globs(names: Sequence[str], choice: Choice) -> dict[str, str]:
 
 
 def renamed(names: Iterable[str], prefix: str, rules: Sequence[str]) -> dict[str, str]:
-    """Return {old: new} for `names`: strip `prefix`, then apply each rule REGEX=REPLACEMENT in turn.
-
-    Raise UsageError for an invalid rule, if two names become one, or if one becomes empty.
-    """
-    stages = renaming(prefix, rules)
-    if not stages:
+    """Return {old: new} for `names`, with those that --strip-prefix and --rename give. Raise UsageError if they give
+    none, or one name twice."""
+    if not prefix and not rules:
         return {name: name for name in names}
+    from ckptconv.outputs import renaming
 
-    def changed(name: str) -> str:
-        for _, change in stages:
-            name = change(name)
-        return name
-
-    return collected((old, changed(old)) for old in names)
-
-
-def collected(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return {old: new} for the pairs (old, new). Raise UsageError if two names become one, or one becomes empty."""
-    result: dict[str, str] = {}
-    taken: dict[str, str] = {}
-    for old, new in pairs:
-        if new in taken:
-            raise UsageError(
-                f"Renaming gives {taken[new]!r} and {old!r} the same name {new!r}.",
-                "Change --strip-prefix or --rename, or leave one of them out with --exclude.",
-            )
-        if old and (not new or new[0] == "." != old[0]):
-            raise UsageError(
-                f"Renaming leaves {f'{new!r}, which begins with a dot,' if new else 'an empty name'} for {old!r}.",
-                "Change --strip-prefix or --rename (a dot belongs to the prefix), or leave it out with --exclude.",
-            )
-        taken[new] = old
-        result[old] = new
-    return result
-
-
-def renaming(prefix: str, rules: Sequence[str]) -> list[tuple[str, Callable[[str], str]]]:
-    """Return the renaming options as given, each with the function that applies it to a name, in order."""
-    steps: list[tuple[str, Callable[[str], str]]] = []
-    if prefix:
-        steps.append((f"--strip-prefix {prefix!r}", lambda name: name.removeprefix(prefix)))
-    for rule in rules:
-        pattern, replacement = parse_rule(rule, "--rename")
-        steps.append((f"--rename {rule!r}", functools.partial(_substituted, pattern, replacement)))
-    return steps
-
-
-def _substituted(pattern: re.Pattern[str], replacement: str, name: str) -> str:
-    try:
-        return pattern.sub(replacement, name)
-    except (re.error, IndexError) as error:
-        raise UsageError(f"--rename {pattern.pattern}={replacement} cannot be applied: {error}.") from error
-
-
-def idle(names: Iterable[str], prefix: str, rules: Sequence[str]) -> dict[str, str]:
-    """Return the renaming options that change none of `names`, and why: {option: reason}."""
-    stages = renaming(prefix, rules)
-    first: dict[str, str] = {}
-    changing: set[str] = set()
-    for name in names if stages else ():
-        for option, change in stages:
-            new = change(name)
-            first.setdefault(option, name)
-            if new != name:
-                changing.add(option)
-            name = new
-        if len(changing) == len(first):
-            break
-    idle = {option: name for option, name in first.items() if option not in changing}
-    return {
-        option: f"changes no name; the first is {name[:_LONGEST]!r}{_whole_prefix(prefix, name)}"
-        for option, name in idle.items()
-    }
-
-
-def _whole_prefix(prefix: str, name: str) -> str:
-    """Return advice on a prefix that stands later in a name; "" if it does not."""
-    before, inside, _ = name.partition(f".{prefix}") if prefix else ("", "", "")
-    return f": give the whole beginning, {brief(before + inside, _LONGEST)}" if inside else ""
+    return renaming.renamed(names, prefix, rules)
 
 
 def untie(flat: Mapping[str, LazyTensor], owners: Mapping[str, str]) -> dict[str, str]:
@@ -239,7 +161,7 @@ def left_alone(uncastable: Mapping[str, LazyTensor], dtype: str) -> tuple[str, .
     ]
     if not left:
         return ()
-    shown = some(left, _SHOWN, lambda name: repr(name[:_LONGEST]))
+    shown = some(left, _SHOWN, lambda name: repr(name[:LONGEST]))
     subject = f"{len(left)} tensors are parts of quantized tensors, and were"
     if len(left) == 1:
         subject = "1 tensor is part of a quantized tensor, and was"

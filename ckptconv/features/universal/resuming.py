@@ -24,6 +24,7 @@ from ckptconv.formats.source import Source, Training
 from ckptconv.options.table import TENSORS, Options
 from ckptconv.outputs import selection
 from ckptconv.outputs.pipeline import selected
+from ckptconv.outputs.renaming import steps_of
 from ckptconv.outputs.selection import Rename
 from ckptconv.pickles.nodes import Size
 from ckptconv.tensors.dtypes import DTYPES
@@ -72,7 +73,7 @@ def resumable(source: Source, options: Options, rename: Rename = selection.renam
     if source.training is None or asked.zero_stage or asked.fresh_optimizer:
         return _derived(source, options, rename)
     states = (source.states() or {}).get("state", {})
-    renaming = [option for option, _ in selection.renaming(options.strip_prefix, options.rename)]
+    renaming = [option for option, _ in steps_of(options.strip_prefix, options.rename)]
     given = [*_given(options, {"strip_prefix", "rename"}), *renaming]
     reason = "has no effect on a universal checkpoint, which holds all values unchanged"
     stage = source.training.stage

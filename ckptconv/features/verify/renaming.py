@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ckptconv.errors import UsageError
-from ckptconv.outputs import selection
+from ckptconv.outputs.renaming import collected
 from ckptconv.structure import regexes
 
 
@@ -23,4 +23,4 @@ def renamed(names: Iterable[str], prefix: str, rules: Sequence[str], where: str)
             "be applied in reasonable time.",
             "Give the options of the conversion on the command line.",
         ) from error
-    return selection.collected(zip(old, new, strict=True))
+    return collected(zip(old, new, strict=True))

@@ -1,0 +1,91 @@
+"""Rename tensors: --strip-prefix and --rename. Pure."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+from ckptconv.errors import UsageError
+from ckptconv.options.kinds import parse_rule
+from ckptconv.text import LONGEST, brief
+
+
+def renamed(names: Iterable[str], prefix: str, rules: Sequence[str]) -> dict[str, str]:
+    """Return {old: new} for `names`: strip `prefix`, then apply each rule REGEX=REPLACEMENT in turn.
+
+    Raise UsageError for an invalid rule, if two names become one, or if one becomes empty.
+    """
+    stages = steps_of(prefix, rules)
+
+    def changed(name: str) -> str:
+        for _, change in stages:
+            name = change(name)
+        return name
+
+    return collected((old, changed(old)) for old in names)
+
+
+def collected(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return {old: new} for the pairs (old, new). Raise UsageError if two names become one, or one becomes empty."""
+    result: dict[str, str] = {}
+    taken: dict[str, str] = {}
+    for old, new in pairs:
+        if new in taken:
+            raise UsageError(
+                f"Renaming gives {taken[new]!r} and {old!r} the same name {new!r}.",
+                "Change --strip-prefix or --rename, or leave one of them out with --exclude.",
+            )
+        if old and (not new or new[0] == "." != old[0]):
+            raise UsageError(
+                f"Renaming leaves {f'{new!r}, which begins with a dot,' if new else 'an empty name'} for {old!r}.",
+                "Change --strip-prefix or --rename (a dot belongs to the prefix), or leave it out with --exclude.",
+            )
+        taken[new] = old
+        result[old] = new
+    return result
+
+
+def steps_of(prefix: str, rules: Sequence[str]) -> list[tuple[str, Callable[[str], str]]]:
+    """Return the renaming options as given, each with the function that applies it to a name, in order."""
+    steps: list[tuple[str, Callable[[str], str]]] = []
+    if prefix:
+        steps.append((f"--strip-prefix {prefix!r}", lambda name: name.removeprefix(prefix)))
+    for rule in rules:
+        pattern, replacement = parse_rule(rule, "--rename")
+        steps.append((f"--rename {rule!r}", functools.partial(_substituted, pattern, replacement)))
+    return steps
+
+
+def _substituted(pattern: re.Pattern[str], replacement: str, name: str) -> str:
+    try:
+        return pattern.sub(replacement, name)
+    except (re.error, IndexError) as error:
+        raise UsageError(f"--rename {pattern.pattern}={replacement} cannot be applied: {error}.") from error
+
+
+def idle(names: Iterable[str], prefix: str, rules: Sequence[str]) -> dict[str, str]:
+    """Return the renaming options that change none of `names`, and why: {option: reason}."""
+    stages = steps_of(prefix, rules)
+    first: dict[str, str] = {}
+    changing: set[str] = set()
+    for name in names:
+        for option, change in stages:
+            new = change(name)
+            first.setdefault(option, name)
+            if new != name:
+                changing.add(option)
+            name = new
+        if len(changing) == len(first):
+            break
+    idle = {option: name for option, name in first.items() if option not in changing}
+    return {
+        option: f"changes no name; the first is {name[:LONGEST]!r}{_whole_prefix(prefix, name)}"
+        for option, name in idle.items()
+    }
+
+
+def _whole_prefix(prefix: str, name: str) -> str:
+    """Return advice on a prefix that stands later in a name; "" if it does not."""
+    before, inside, _ = name.partition(f".{prefix}") if prefix else ("", "", "")
+    return f": give the whole beginning, {brief(before + inside, LONGEST)}" if inside else ""
