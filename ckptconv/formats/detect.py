@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
@@ -23,7 +23,7 @@ from ckptconv.process import lacking, needed, of_feature
 from ckptconv.storage import stores
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_pipe, is_remote
-from ckptconv.text import UNSET, some
+from ckptconv.text import UNSET
 
 
 class OtherFamilyError(UsageError):
@@ -90,7 +90,7 @@ def open_source(
             source = _marked(guess.place or place, source, alone)
         source = _with_optimizer(source, guess.place or place, wanted)
     if stores.is_repository(path):
-        source = source._replace(notes=[*source.notes, *_repository_notes(place, source)])
+        source = source._replace(notes=[*source.notes, *stores.reached(path).notes_on(place, source)])
     if tag or exclude_frozen or master or unstack or raw:
         from ckptconv.formats.idle import warned
 
@@ -137,25 +137,6 @@ def with_layout(
     for changed in opening(feature_options, "opened"):
         source = changed(source, feature_options, reaching)
     return source
-
-
-def _repository_notes(place: Location, source: Source) -> Iterator[str]:
-    """Yield the revision of a repository, and the other weights in it."""
-    yield f"Read {place}."
-    if place.kind != "directory":
-        return
-    if left := _left(place, source):
-        yield f"It also holds other weights, which were not read: {left}. To convert one of them, give its name."
-
-
-def _left(place: Location, source: Source) -> str:
-    """Return the weights in the directory at `place` that are not those of `source`; "" if there are none."""
-    left = [
-        name
-        for name in place.names
-        if model_files.holds_whole((name,)) and not name.endswith(model_files.INDEX) and name not in source.inputs
-    ]
-    return some(left, form=str) if left else ""
 
 
 def complete(source: Source, *, key: str = "", states: bool = False, inert: bool = False) -> Source:

@@ -7,6 +7,7 @@ do, by a map or a reference, and write down in the metadata what readers should 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from importlib import import_module
 from typing import Any
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
@@ -14,7 +15,7 @@ from ckptconv.formats.registered import NUMBERS
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import computed, selection
-from ckptconv.outputs.naming import flattened, named
+from ckptconv.outputs.naming import named
 from ckptconv.outputs.selected import METADATA, Selected
 from ckptconv.outputs.selection import Rename
 from ckptconv.process import of_feature
@@ -22,10 +23,16 @@ from ckptconv.structure import parted
 from ckptconv.structure.choice import Choice
 from ckptconv.text import some
 
+# The modules that select what outputs hold besides weights.
+_OTHERS = {"optimizer": "ckptconv.outputs.states"}
+
 
 def selected(source: Source, options: Options, rename: Rename = selection.renamed, holds: str = "weights") -> Selected:
     """Select the content of an output, which `holds` "weights" or "optimizer" states, by the options."""
-    return _SELECTIONS[holds](source, options, rename)
+    if holds in _OTHERS:
+        chosen: Selected = import_module(_OTHERS[holds]).selected(source, options, rename)
+        return chosen
+    return _weights(source, options, rename)
 
 
 def _weights(source: Source, options: Options, rename: Rename) -> Selected:
@@ -40,57 +47,7 @@ def _weights(source: Source, options: Options, rename: Rename) -> Selected:
     reference = selected(source.reference, Options()) if source.reference else None
     for way in computed.ways_of(source, options):
         chosen = way.selected(chosen, source, options, reference)
-    return _with_metadata(chosen, source.remarks, source.path)
-
-
-def _states(source: Source, options: Options, rename: Rename) -> Selected:
-    """Select the optimizer states by the options: named <parameter>.<state>, and nested as torch nests them.
-
-    Parameters have the names of the weights. Half-precision states are widened by default, as the weights are, and
-    never narrowed. `owners` are states shared with another parameter: {alias: owner}.
-    """
-    from ckptconv.structure import keymap
-
-    optimizer = source.states()
-    if optimizer is None:
-        raise UsageError(f"{source.path} holds no optimizer states by parameter, which --optimizer needs.")
-    choice = Choice(options.include, options.exclude)
-    listed = (name for group in optimizer["param_groups"] for name in group["params"])
-    known = dict.fromkeys([*flattened(source, source.weights, choice).tensors, *optimizer["state"], *listed])
-    names = names_of(source, known, options, choice, rename)
-    states = {names[name]: state for name, state in optimizer["state"].items() if name in names}
-    groups = [
-        {**group, "params": [names[name] for name in group["params"] if name in names]}
-        for group in optimizer["param_groups"]
-    ]
-    ties = _owners(source.owners, names)
-    change = computed.restated(source, states, groups, ties)
-    described = keymap.flatten_states(change.states, change.groups) if change else keymap.flatten_states(states, groups)
-    owners = {}
-    for alias, owner in ties.items() if options.tied == "alias" and not change else ():
-        for key in states.get(owner, {}):
-            kept, removed = f"{owner}.{key}", f"{alias}.{key}"
-            if kept in described.tensors and removed not in described.tensors:
-                owners[removed] = kept
-    dtype = "keep" if options.dtype == "keep" else source.defaults.dtype
-    chosen = Selected(
-        names,
-        known,
-        described.tensors,
-        described,
-        options.structure,
-        owners,
-        choice,
-        dtype,
-        widen_only=True,
-        equal=tuple(change.equal) if change else (),
-        of_states=True,
-        tied=True,
-    )
-    return _with_metadata(change.noted(chosen, options) if change else chosen, {}, source.path)
-
-
-_SELECTIONS = {"weights": _weights, "optimizer": _states}
+    return with_metadata(chosen, source.remarks, source.path)
 
 
 # ------------------------------------------------------------------------------------------------------------- choosing
@@ -125,7 +82,7 @@ def _chosen(source: Source, options: Options, rename: Rename) -> Selected:
         {new: flat[old] for old, new in names.items()},
         described,
         structured,
-        _owners(ties, names),
+        owners_of(ties, names),
         choice,
         dtype,
         widen_only=options.dtype is None,
@@ -165,7 +122,7 @@ def check_pieces(source: Source, names: Iterable[str]) -> None:
         )
 
 
-def _owners(ties: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
+def owners_of(ties: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
     """Return a source's own ties by new name: {alias: owner}."""
     return {names[a]: names[o] for a, o in ties.items() if a in names and o in names}
 
@@ -173,7 +130,7 @@ def _owners(ties: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]
 # -------------------------------------------------------------------------------------------------------- the metadata
 
 
-def _with_metadata(chosen: Selected, remarks: Mapping[str, str], path: str) -> Selected:
+def with_metadata(chosen: Selected, remarks: Mapping[str, str], path: str) -> Selected:
     """Return `chosen` with the metadata of the output: the `remarks` of the source at `path`, and its own.
 
     A remark that a reader would take for an alias {removed: kept} is left out, with a warning.

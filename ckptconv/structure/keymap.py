@@ -12,7 +12,6 @@ from itertools import islice, pairwise, starmap
 from operator import lt
 from typing import TYPE_CHECKING, Any
 
-from ckptconv.errors import UnsupportedError
 from ckptconv.structure import leaves
 from ckptconv.structure.encoder import RecordEncoder
 from ckptconv.structure.record import Flattened, dump
@@ -39,26 +38,6 @@ def flatten(tree: Any, *, keep_order: bool = True) -> tuple[dict[str, Any], str 
     """
     described = describe(tree, keep_order=keep_order)
     return described.tensors, described.structure
-
-
-def flatten_states(states: Mapping[str, Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]) -> Flattened:
-    """Return an optimizer's `states` by parameter, and its param_groups, as tensors by name, and their structure
-    record.
-
-    The names are <parameter>.<state> for every format. The record has torch's own nesting, {"state": …, "param_groups":
-    …}. Raise UnsupportedError if this gives two tensors one name.
-    """
-    described = describe({"state": states, "param_groups": groups})
-    flat = described.tensors
-    names = {name: name.removeprefix("state.") for name in flat}
-    if len(set(names.values())) < len(names):
-        odd = next(name for name, new in names.items() if name != new and new in flat)
-        raise UnsupportedError(f"A state of the optimizer and an entry of its groups are both named {names[odd]!r}.")
-    return described._replace(
-        tensors={names[name]: tensor for name, tensor in flat.items()},
-        structure=remap(described.structure, names),
-        uncastable=frozenset(names[name] for name in described.uncastable),
-    )
 
 
 def describe(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckptconv.tensors.lazy import Concat, Convert, LazyTensor, Narrow, Partitioned, Picked, Stored, Tagged, View, Zeros
-from ckptconv.tensors.strides import contiguous_strides, reshaped_strides
+from ckptconv.tensors.strides import contiguous_strides
 
 if TYPE_CHECKING:
     from ckptconv.tensors.computing import Tiled
@@ -145,6 +145,30 @@ def as_stored(tensor: LazyTensor) -> Stored | None:
     if isinstance(tensor, Partitioned):
         return _as_piece(tensor, [0] * len(tensor.shape), [Steps(n, dim, 1) for dim, n in enumerate(tensor.shape)])
     return tensor if isinstance(tensor, Stored) else None
+
+
+def reshaped_strides(shape: Sequence[int], strides: Sequence[int], wanted: Sequence[int]) -> tuple[int, ...] | None:
+    """Return the strides of the same elements, in the same order, in the shape `wanted`; None if there are none."""
+    runs: list[list[int]] = []
+    for extent, stride in zip(shape, strides, strict=True):
+        if extent == 1:
+            continue
+        if runs and runs[-1][1] == extent * stride:
+            runs[-1] = [runs[-1][0] * extent, stride]
+        else:
+            runs.append([extent, stride])
+    result: list[int] = []
+    left, step = 1, 1
+    for extent in reversed(wanted):
+        if extent != 1 and left == 1:
+            if not runs:
+                return None
+            left, step = runs.pop()
+        if left % max(extent, 1) or not extent:
+            return None
+        result.append(step)
+        left, step = left // extent, step * extent
+    return tuple(reversed(result)) if left == 1 and not runs else None
 
 
 def _as_piece(tensor: LazyTensor, starts: Sequence[int], axes: Sequence[Steps]) -> Stored | None:

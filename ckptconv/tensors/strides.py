@@ -37,27 +37,3 @@ def is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
                 return False
             step *= extent
     return True
-
-
-def reshaped_strides(shape: Sequence[int], strides: Sequence[int], wanted: Sequence[int]) -> tuple[int, ...] | None:
-    """Return the strides of the same elements, in the same order, in the shape `wanted`; None if there are none."""
-    runs: list[list[int]] = []
-    for extent, stride in zip(shape, strides, strict=True):
-        if extent == 1:
-            continue
-        if runs and runs[-1][1] == extent * stride:
-            runs[-1] = [runs[-1][0] * extent, stride]
-        else:
-            runs.append([extent, stride])
-    result: list[int] = []
-    left, step = 1, 1
-    for extent in reversed(wanted):
-        if extent != 1 and left == 1:
-            if not runs:
-                return None
-            left, step = runs.pop()
-        if left % max(extent, 1) or not extent:
-            return None
-        result.append(step)
-        left, step = left // extent, step * extent
-    return tuple(reversed(result)) if left == 1 and not runs else None

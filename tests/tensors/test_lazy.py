@@ -32,8 +32,8 @@ from ckptconv.tensors.lazy import (
     same_bytes,
 )
 from ckptconv.tensors.moves import File, Runs, Swap
-from ckptconv.tensors.slices import Span, Steps, sliced, strided
-from ckptconv.tensors.strides import contiguous_strides, is_contiguous, reshaped_strides
+from ckptconv.tensors.slices import Span, Steps, reshaped_strides, sliced, strided
+from ckptconv.tensors.strides import contiguous_strides, is_contiguous
 
 SIZE = 40_000
 CONTENT = np.random.default_rng(0).integers(0, 256, SIZE, dtype="u1")

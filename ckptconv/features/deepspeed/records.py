@@ -15,7 +15,8 @@ from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.features.deepspeed.locate import described, identity
 from ckptconv.features.deepspeed.partitions import Shape
 from ckptconv.formats.torch.container import TorchFile
-from ckptconv.formats.torch.file import InputLog, read_torch
+from ckptconv.formats.torch.file import read_torch
+from ckptconv.formats.torch.input_log import InputLog
 from ckptconv.formats.values import CODES, first_bytes
 from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.storage import LOCAL_SIGNATURE

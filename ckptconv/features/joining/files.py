@@ -21,7 +21,7 @@ from ckptconv.features.optimizer_states.numbering import Named
 from ckptconv.features.optimizer_states.states import by_parameter, renamed
 from ckptconv.formats.runs import Located
 from ckptconv.formats.source import Defaults, FileFacts, Source, StateFacts, Wanted
-from ckptconv.formats.torch.file import InputLog
+from ckptconv.formats.torch.input_log import InputLog
 from ckptconv.pickles.children import is_tensor, walk
 from ckptconv.pickles.nodes import Composite, class_of
 from ckptconv.storage.location import Location

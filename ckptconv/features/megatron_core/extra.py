@@ -29,7 +29,8 @@ from ckptconv.features.megatron_core import fsdp
 from ckptconv.features.megatron_core.alone import COMMON, CONFIG_FILE
 from ckptconv.formats.registered import MEGATRON
 from ckptconv.formats.source import Wanted
-from ckptconv.formats.torch.file import InputLog, read_torch
+from ckptconv.formats.torch.file import read_torch
+from ckptconv.formats.torch.input_log import InputLog
 from ckptconv.formats.values import number_in
 from ckptconv.pickles.nodes import Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
 from ckptconv.storage import strict_json

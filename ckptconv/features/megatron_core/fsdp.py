@@ -18,7 +18,7 @@ from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
 from ckptconv.features.dcp.metadata import Description
 from ckptconv.features.joining.names import named, nest
 from ckptconv.formats.source import Wanted
-from ckptconv.formats.torch.file import InputLog
+from ckptconv.formats.torch.input_log import InputLog
 from ckptconv.tensors.lazy import Concat, LazyTensor
 
 FSDP = "checkpoint of Megatron-FSDP"

@@ -14,7 +14,8 @@ from ckptconv.errors import CorruptError
 from ckptconv.formats.model_files import TORCH
 from ckptconv.formats.source import Defaults, Source, Wanted
 from ckptconv.formats.torch.container import TorchFile
-from ckptconv.formats.torch.file import InputLog, read_torch
+from ckptconv.formats.torch.file import read_torch
+from ckptconv.formats.torch.input_log import InputLog
 from ckptconv.storage.ahead import ahead
 from ckptconv.storage.location import Location
 from ckptconv.tensors.lazy import Concat, Equal, LazyTensor

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.features.remote import access
 from ckptconv.features.remote.files import RemoteReader, listing, look
 from ckptconv.features.remote.stores import at, meant
+from ckptconv.formats.model_files import INDEX, holds_whole
+from ckptconv.text import some
 
 if TYPE_CHECKING:
     from ckptconv.features.remote.needs import Needs
     from ckptconv.features.remote.prefetch import Prefetch, Task
     from ckptconv.features.remote.staging import UploadStaging
+    from ckptconv.formats.source import Source
     from ckptconv.storage.files import Readers
     from ckptconv.storage.location import Location
     from ckptconv.storage.reading import Range
@@ -39,6 +42,16 @@ def hint(path: str, options: Mapping[str, Any]) -> str:
             if access.info(fs, name) is None:
                 return f"There is no {bucket} {name}, or these credentials do not show it."
     return ""
+
+
+def notes_on(place: Location, source: Source) -> Iterator[str]:
+    """Yield the revision of the repository from which `source` was read, and the other weights in it."""
+    yield f"Read {place}."
+    names = place.names if place.kind == "directory" else ()
+    weights = (name for name in names if holds_whole((name,)) and not name.endswith(INDEX))
+    if left := [name for name in weights if name not in source.inputs]:
+        others = some(left, form=str)
+        yield f"It also holds other weights, which were not read: {others}. To convert one of them, give its name."
 
 
 def check_writable(url: str, options: Mapping[str, Any] | None = None) -> None:

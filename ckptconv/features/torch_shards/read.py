@@ -19,7 +19,8 @@ from ckptconv.errors import CorruptError, UnsupportedError, UsageError
 from ckptconv.formats.model_files import INDEX, TORCH, TORCH_MODELS, is_torch_index, torch_shard
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch.container import TorchFile
-from ckptconv.formats.torch.file import InputLog, read_torch
+from ckptconv.formats.torch.file import read_torch
+from ckptconv.formats.torch.input_log import InputLog
 from ckptconv.formats.weight_map import Index, read_index
 from ckptconv.storage.ahead import ahead, entries_of
 from ckptconv.storage.inside import check_inside

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from importlib import import_module
-from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsafeError, UnsupportedError
 from ckptconv.formats.model_files import TORCH, torch_model
@@ -16,7 +14,6 @@ from ckptconv.plan import Input
 from ckptconv.storage import LOCAL_SIGNATURE
 from ckptconv.storage.location import Location
 from ckptconv.storage.reading import Reader
-from ckptconv.storage.records import Records
 
 # Containers of torch.save besides zip archives, as they are called in messages, and when it writes them.
 TAR, STREAM = "tar archive", "stream"
@@ -90,38 +87,6 @@ def fingerprint(torch_file: TorchFile) -> Input:
     digest = torch_file.records.digest()
     file = torch_file.file
     return Input(file, (file.size, file.stamp if digest is None else digest))
-
-
-class InputLog:
-    """Log of the files of torch.save that were read, and their share of a source. `size` is the sum of their sizes."""
-
-    def __init__(self) -> None:
-        self.opaque: dict[str, None] = {}
-        self.mentioned: dict[str, None] = {}
-        self.warnings: dict[str, None] = {}
-        self.records: dict[str, Records] = {}
-        self.digests: dict[str, str] = {}
-        self.inputs: dict[str, Hashable] = {}
-        self.bytes_read = self.size = 0
-
-    def add(self, file: TorchFile, name: str) -> None:
-        """Add a file; `name` is its path relative to the source."""
-        self.opaque.update(dict.fromkeys(map(str, file.opaque)))
-        self.mentioned.update(dict.fromkeys(map(str, file.globals)))
-        self.warnings.update(dict.fromkeys(file.warnings))
-        self.records[file.file.path] = file.records
-        self.inputs[name] = fingerprint(file)
-        self.bytes_read += file.bytes_read
-        self.size += file.file.size
-
-    @property
-    def files(self) -> FileFacts:
-        """The facts that the files have besides tensors."""
-        return FileFacts(list(self.opaque), list(self.mentioned), self.records, self.digests)
-
-    def fields(self) -> dict[str, Any]:
-        """Return the fields of a source that follow from its files. The caller adds their warnings."""
-        return {"files": self.files, "inputs": self.inputs, "bytes_read": self.bytes_read}
 
 
 def read(place: Location, wanted: Wanted | None = None) -> Source:
