@@ -2,10 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ckptconv.text import Shown
+from ckptconv.process import of_feature
+
+# The feature that has reports of notebooks: `shown` in its `notebook` returns a report as HTML.
+REPORTING = "reporting"
+
+
+class Shown:
+    """A dataclass that a notebook shows as a table of its fields. Those that are empty are left out."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as its command prints it with --json, of plain values."""
+        return asdict(self)  # type: ignore[call-overload, no-any-return]
+
+    def to_json(self, *arguments: Any, **named: Any) -> str:
+        """Return what `to_dict` does of the same arguments, as text: one line of ASCII."""
+        import json
+
+        return json.dumps(self.to_dict(*arguments, **named), ensure_ascii=True, allow_nan=False, default=str)
+
+    def _repr_html_(self) -> str | None:
+        notebook = of_feature(REPORTING, "notebook")
+        return notebook.shown(self) if notebook else None
 
 
 @dataclass

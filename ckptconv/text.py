@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -206,51 +206,6 @@ def is_unicode(text: str) -> bool:
 def reason(error: OSError) -> str:
     """Return the operating system's message, without its number and path."""
     return (error.strerror or str(error) or type(error).__name__).lower()
-
-
-class Shown:
-    """A dataclass that a notebook shows as a table of its fields. Those that are empty are left out."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as its command prints it with --json, of plain values."""
-        from dataclasses import asdict
-
-        return asdict(self)  # type: ignore[call-overload, no-any-return]
-
-    def to_json(self, *arguments: Any, **named: Any) -> str:
-        """Return what `to_dict` does of the same arguments, as text: one line of ASCII."""
-        import json
-
-        return json.dumps(self.to_dict(*arguments, **named), ensure_ascii=True, allow_nan=False, default=str)
-
-    def _repr_html_(self) -> str:
-        named: list[str] = list(getattr(self, "__dataclass_fields__", ()))
-        fields = ((name, value) for name in named if (value := getattr(self, name)) not in (None, "", [], {}, ()))
-        return html_table(type(self).__name__, ((name.replace("_", " "), _cell(name, value)) for name, value in fields))
-
-
-def html_table(caption: str, rows: Iterable[Sequence[str]]) -> str:
-    """Return a table for notebooks. The first text of each row is its heading."""
-    from html import escape
-
-    lines = (
-        f"<tr><th>{escape(first)}</th>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
-        for first, *cells in rows
-    )
-    return f"<table><caption>{escape(caption)}</caption>{''.join(lines)}</table>"
-
-
-def _cell(name: str, value: Any) -> str:
-    """Return a field's value as a table shows it: of many items their number and the first, of bytes the size."""
-    if isinstance(value, Mapping):
-        value = [f"{key}: {brief(item)}" for key, item in value.items()]
-    if isinstance(value, (list, tuple)):
-        return some(value, form=_called)
-    return format_size(value) if type(value) is int and "bytes" in name.split("_") else str(value)
-
-
-def _called(item: Any) -> str:
-    return item if isinstance(item, str) else getattr(item, "name", "") or getattr(item, "path", "") or brief(item)
 
 
 def count_of(number: int, noun: str) -> str:

@@ -62,14 +62,6 @@ def test_what_is_shown(value: object, shown: str) -> None:
     assert brief(value) == shown
 
 
-def test_a_notebook_shows_what_was_found_and_done(tmp_path: Path) -> None:
-    torch.save({"<w>": torch.ones(3, 4), "b": torch.ones(2000)}, tmp_path / "x.pt")
-    report = ckptconv.convert(tmp_path / "x.pt", tmp_path / "x.safetensors", fsync=False)
-    assert "x.safetensors" in report._repr_html_()
-    for other in verified(tmp_path / "x.pt", tmp_path / "x.safetensors"):
-        assert other._repr_html_().startswith("<table><caption>Verification</caption><tr>")
-
-
 def test_a_report_is_an_object_as_its_command_prints_it(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(3)}, tmp_path / "x.pt")
     report = ckptconv.convert(tmp_path / "x.pt", tmp_path / "x.safetensors", fsync=False)

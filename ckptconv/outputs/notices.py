@@ -1,12 +1,25 @@
-"""The notices about an output: warnings, notes, and idle options."""
+"""The notices about an output: warnings, notes, idle options, and what a configuration beside it is to say."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ckptconv.formats.change import UNCHANGED, Change
 from ckptconv.tensors.lazy import Equal
+
+
+class Change(NamedTuple):
+    """The changes that an output makes to a configuration. `dtype` is that to which weights were cast, "" for none.
+    With `plain`, the weights are no longer quantized; with `quantization`, they are quantized as that describes.
+    `edit` returns the configuration that is true of the tensors, where they are others than those of the input."""
+
+    dtype: str = ""
+    plain: bool = False
+    quantization: Mapping[str, Any] | None = None
+    edit: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
+
+
+UNCHANGED = Change()
 
 
 class Notices(NamedTuple):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from ckptconv.formats.change import Change
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import selection
+from ckptconv.outputs.notices import Change
 from ckptconv.plan import FilePlan
 from ckptconv.structure import parted
 from ckptconv.structure.choice import Choice

@@ -1,13 +1,13 @@
 """Conversions in parts: a process makes some files of its outputs and leaves them staged, until another publishes all.
 
-Features divide the work; `Part` is their interface to publishing. `PlanDescription` informs the last process.
+Features divide the work; `Part` is their interface to publishing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ckptconv.options.table import Options
 from ckptconv.outputs.kinds import is_set
@@ -60,22 +60,3 @@ def is_one_upload(output: Output) -> bool:
     index = output.target.last
     has_index = output.target.is_tree or any(file.name == index for file in output.plan.files)
     return is_remote(output.target.path) and not has_index
-
-
-class PlanDescription(NamedTuple):
-    """The description of a plan for `finish`.
-
-    `kind` is that of the output, as `Target.form` has it. The files were assigned to `parts` parts with `shift`,
-    as in `assign`. `heading` is that of the manifest. `files` are (name, size in bytes, number of
-    tensors). `inputs` are its input files: [path, size in bytes, stamp] by name. `permissions` name the files that it
-    may replace, as `publish.claims.Claim` has them.
-    """
-
-    plan_id: str
-    kind: str
-    parts: int
-    shift: int
-    heading: dict[str, Any]
-    files: list[tuple[str, int, int]]
-    inputs: dict[str, list[Any]]
-    permissions: list[str]

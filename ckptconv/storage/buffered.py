@@ -30,7 +30,6 @@ class BufferedReader(Reader):
         # Blocks of remote files are shared: a file may be opened several times to inspect it. Local ones are quickly
         # read again.
         self._blocks = _remote_blocks if far and reader.file.stamp else _Blocks()
-        self._position, self._data = 0, b""
 
     def read_at(self, offset: int, length: int) -> bytes:
         size, block = self.file.size, self._block
@@ -49,17 +48,6 @@ class BufferedReader(Reader):
             self._blocks.keep(self.file, start, past)
             data = past[offset - start : offset - start + length]
         return data
-
-    def read_on(self, offset: int, length: int, stop: int) -> bytes:
-        """Return `length` bytes from `offset`, fewer if `stop` comes before, or more if more was already read.
-
-        Of the bytes that the last call returned, only those before `offset` are dropped; the rest is not read again.
-        """
-        skipped = offset - self._position
-        kept = self._data[skipped:] if 0 <= skipped < len(self._data) else b""
-        end, wanted = offset + len(kept), min(offset + length, stop)
-        self._position, self._data = offset, kept + self.read_past(end, wanted - end) if wanted > end else kept
-        return self._data
 
     def read_past(self, offset: int, length: int) -> bytes:
         """Return exactly `length` bytes from `offset`, bypassing the buffer."""

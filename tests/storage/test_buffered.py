@@ -74,16 +74,6 @@ def test_the_last_blocks_are_kept_and_not_more(counting: Counting) -> None:
     assert BUFFERS_KEPT * LOCAL_BUFFER < MAX_BUFFERED
 
 
-def test_reading_on_reads_nothing_again(counting: Counting) -> None:
-    reader = BufferedReader(counting)
-    stop = len(DATA) - 7
-    for offset, length in ((0, 100), (0, 200), (150, 100), (900, 50), (900, stop), (stop - 5, 50)):
-        data = reader.read_on(offset, length, stop)
-        assert len(data) >= min(length, stop - offset)
-        assert data == DATA[offset : offset + len(data)]
-    assert counting.asked == [(0, 100), (100, 100), (200, 50), (900, 50), (950, stop - 950)]
-
-
 def test_a_file_that_is_too_short_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "short").write_bytes(b"abc")
     reader = open_reader(str(tmp_path / "short"), around=True)

@@ -24,13 +24,14 @@ from ckptconv.outputs import selection
 from ckptconv.outputs.hints import candidates
 from ckptconv.outputs.pipeline import check_pieces, selected
 from ckptconv.outputs.selected import Selected
-from ckptconv.process import no_garbage
+from ckptconv.process import no_garbage, of_feature
+from ckptconv.result import REPORTING
 from ckptconv.storage.files import is_held
 from ckptconv.storage.paths import normalize
 from ckptconv.structure import dtype_views, keymap
 from ckptconv.structure.record import METADATA_KEY
 from ckptconv.tensors.lazy import LazyTensor, untagged
-from ckptconv.text import brief, format_size, html_table
+from ckptconv.text import brief, format_size
 
 if TYPE_CHECKING:
     import numpy
@@ -279,15 +280,19 @@ class Checkpoint(Tensors[ArrayT]):
         count = "" if known is None else f", {len(known)} tensors"
         return f"<Checkpoint {self._path!r}: {self.format}{count}>"
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> str | None:
         """Return a table for notebooks: the tensors with their dtypes, shapes and sizes."""
+        notebook = of_feature(REPORTING, "notebook")
+        if notebook is None:
+            return None
         rows: list[tuple[str, ...]] = [
             (name, str(tensor.dtype), str(list(tensor.shape)), format_size(tensor.nbytes))
             for name, tensor in islice(self._tensors.items(), _ROWS)
         ]
         if len(self) > _ROWS:
             rows.append((f"{len(self) - _ROWS:,} more tensors",))
-        return html_table(f"Checkpoint {self._path}: {self.format}", rows)
+        table: str = notebook.html_table(f"Checkpoint {self._path}: {self.format}", rows)
+        return table
 
     def __reduce__(self) -> Any:
         self._memory.check_open()

@@ -6,10 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ckptconv.formats.change import Change
 from ckptconv.formats.configs import DTYPE, QUANTIZING, dtype_named, dtype_of
 from ckptconv.formats.source import CONFIG, Source
-from ckptconv.outputs.notices import Notices
+from ckptconv.outputs.notices import Change, Notices
 from ckptconv.plan import Copied, FilePlan
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Inline, LazyTensor, whole

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from ckptconv.features.companions import reading
-from ckptconv.features.companions.directory import QUANTIZED, Companions, companions_of
+from ckptconv.features.companions.directory import QUANTIZED
+from ckptconv.features.companions.reading import Companions, companions_of
 from ckptconv.formats.registered import PIPELINES, pipelines
 from ckptconv.formats.source import ADAPTER_CONFIG, Source
 from ckptconv.options.table import Options

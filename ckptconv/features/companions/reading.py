@@ -2,16 +2,74 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError
-from ckptconv.features.companions.directory import companions_of, not_file, places_of
+from ckptconv.features.companions.directory import LARGEST, places_of
 from ckptconv.formats import configs
-from ckptconv.formats.source import CONFIG, Source
+from ckptconv.formats.registered import is_companion_name
+from ckptconv.formats.source import ADAPTER, ADAPTER_CONFIG, CONFIG, Source
 from ckptconv.storage.location import Location
+from ckptconv.storage.paths import is_remote
+from ckptconv.storage.reading import Entry
 from ckptconv.tensors.moves import File
 from ckptconv.text import some
+
+# Directories of huggingface_hub's cache, beside each other: the links in the first lead to files in the second.
+_SNAPSHOTS, _BLOBS = "snapshots", "blobs"
+
+
+class Companions(NamedTuple):
+    """Files of a model directory that are copied, by name; reasons why others of such names are not; and its path."""
+
+    files: Mapping[str, File]
+    stays: Mapping[str, str] = {}
+    directory: str = ""
+
+
+def companions_of(source: Source, options: Mapping[str, object], names: Collection[str] | None = None) -> Companions:
+    """Return the companions of `source`, of these `names` if they are given, in the first of its places with any.
+
+    Those that it has already go first. A file that is too large, or a link that leads out of the directory, is none.
+    But links of huggingface_hub's cache lead to the same repository.
+    """
+
+    def is_one(name: str) -> bool:
+        if name == ADAPTER_CONFIG and source.stem != ADAPTER:
+            # Beside a model, loaders would take it for a request for the adapter.
+            from ckptconv.formats.adapter_names import are_factors
+
+            return are_factors(source.weights)
+        return is_companion_name(name) if names is None else name in names
+
+    for place in places_of(source, options):
+        near = {name: entry for name, entry in place.names.items() if is_one(name)}
+        unfit = {name: not_file(entry) or _unfit(place.path, entry.file) for name, entry in near.items()}
+        files = {name: entry.file for name, entry in near.items() if not unfit[name]}
+        if files:
+            break
+    own = {name: file for name, file in source.companions.items() if is_one(name)}
+    return Companions({**files, **own}, {name: f"it is {why}" for name, why in unfit.items() if why}, place.path)
+
+
+def not_file(entry: Entry) -> str:
+    """Return what an entry of a directory is, if it is no file; else ""."""
+    return {"file": "", "missing": "a broken link"}.get(entry.kind, "no file")
+
+
+def _unfit(directory: str, file: File) -> str:
+    """Return what keeps a file in `directory` from being copied; "" if nothing does."""
+    if file.size > LARGEST:
+        return f"larger than {LARGEST >> 20} MiB"
+    if is_remote(file.path):
+        return ""
+    root, real = os.path.realpath(directory), os.path.realpath(file.path)
+    above, kind = os.path.split(os.path.dirname(root))
+    roots = [root, os.path.join(above, _BLOBS)] if kind == _SNAPSHOTS else [root]
+    is_inside = any(os.path.commonpath([inner, real]) == inner for inner in roots)
+    return "" if is_inside else "a link to a file outside its directory"
 
 
 def read_files(source: Source, options: Mapping[str, object], *names: str) -> dict[str, File]:

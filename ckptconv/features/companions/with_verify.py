@@ -10,10 +10,10 @@ from ckptconv.features.companions.reading import together, with_files
 from ckptconv.features.pairs.runs import ExpectedPair
 from ckptconv.features.verify.output import Written
 from ckptconv.features.verify.report import CheckedOutput
-from ckptconv.formats.change import Change
 from ckptconv.formats.registered import is_companion_name
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
+from ckptconv.outputs.notices import Change
 from ckptconv.storage.paths import join
 from ckptconv.tensors.lazy import whole
 

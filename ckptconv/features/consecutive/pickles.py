@@ -42,6 +42,8 @@ class Pickles:
         self.globals: dict[Global, None] = {}
         self.opaque: dict[Global, None] = {}
         self.file = reader.file
+        # Bytes that were read, and from where on.
+        self._begin, self._data = 0, b""
         self._buffer = BufferedReader(reader, far=is_far(reader.file.path))
         self._stop = stop
         self._limits = limits
@@ -111,5 +113,12 @@ class Pickles:
         return self._buffer.read_past(offset, length)
 
     def _read_on(self, length: int) -> bytes:
-        """Return at least `length` bytes from `position` on, or as many as there are."""
-        return self._buffer.read_on(self.position, length, self._stop)
+        """Return at least `length` bytes from `position` on, or as many as there are.
+
+        Of the bytes that the last call returned, only those before `position` are dropped; the rest is not read again.
+        """
+        start, skipped = self.position, self.position - self._begin
+        kept = self._data[skipped:] if 0 <= skipped < len(self._data) else b""
+        end, wanted = start + len(kept), min(start + length, self._stop)
+        self._begin, self._data = start, kept + self.read_at(end, wanted - end) if wanted > end else kept
+        return self._data

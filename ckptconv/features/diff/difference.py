@@ -27,11 +27,12 @@ from ckptconv.outputs.pipeline import selected
 from ckptconv.outputs.selected import Selected
 from ckptconv.plan import MAX_GROWTH, ROOM_TO_GROW
 from ckptconv.process import no_garbage, peak_rss
+from ckptconv.result import Shown
 from ckptconv.storage.progress import Progress
 from ckptconv.structure.choice import Choice
 from ckptconv.structure.dtype_views import original
 from ckptconv.tensors.lazy import LazyTensor
-from ckptconv.text import Shown, quoted
+from ckptconv.text import quoted
 
 # The results for a pair of tensors, in the order in which they are listed.
 STATUSES = (ONLY_A, ONLY_B, SHAPE, DTYPE, CHANGED, EQUAL) = ("only_a", "only_b", "shape", "dtype", "changed", "equal")

@@ -26,12 +26,13 @@ from ckptconv.pickles.keys import value_of
 from ckptconv.pickles.nodes import NumpyScalar, TorchConstant
 from ckptconv.pickles.vocabulary import MalformedError
 from ckptconv.plan import Data, Plan
+from ckptconv.result import Shown
 from ckptconv.structure import keymap
 from ckptconv.structure.choice import Choice
 from ckptconv.structure.dtype_views import original
 from ckptconv.tensors.lazy import Concat, Convert, Inline, LazyTensor, Narrow, Partitioned, Stored, Tagged, View
 from ckptconv.tensors.moves import File
-from ckptconv.text import Shown, brief, format_size, printable
+from ckptconv.text import brief, format_size, printable
 
 if TYPE_CHECKING:
     from ckptconv.features.reporting.statistics import Statistics

@@ -12,10 +12,10 @@ from ckptconv.features.model_facts.edits import Edited, configured, tensors_alon
 from ckptconv.features.model_parts.cutting import Asked, Cut, cut
 from ckptconv.features.model_parts.editing import edited
 from ckptconv.formats import configs
-from ckptconv.formats.change import Change
 from ckptconv.formats.source import MODEL, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.computed import Computing, From
+from ckptconv.outputs.notices import Change
 from ckptconv.outputs.selected import Selected
 from ckptconv.outputs.truths import Weights, untrue
 from ckptconv.structure import parted

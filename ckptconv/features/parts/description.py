@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.formats.registered import is_companion_name
 from ckptconv.formats.run_names import TREES
 from ckptconv.formats.source import STEMS
 from ckptconv.outputs.schema import PLAN, check_heading, check_names, parse_json, shape_of
 from ckptconv.plan import NUMBERED
-from ckptconv.publish.parts import PlanDescription
 from ckptconv.storage.strict_json import check
 
 if TYPE_CHECKING:
@@ -32,6 +31,25 @@ _DESCRIPTION = {
     "inputs?": {str: (str, int, str)},  # path, size and stamp
     "permissions?": [str],
 }
+
+
+class PlanDescription(NamedTuple):
+    """The description of a plan for `finish`.
+
+    `kind` is that of the output, as `Target.form` has it. The files were assigned to `parts` parts with `shift`,
+    as in `assign`. `heading` is that of the manifest. `files` are (name, size in bytes, number of
+    tensors). `inputs` are its input files: [path, size in bytes, stamp] by name. `permissions` name the files that it
+    may replace, as `publish.claims.Claim` has them.
+    """
+
+    plan_id: str
+    kind: str
+    parts: int
+    shift: int
+    heading: dict[str, Any]
+    files: list[tuple[str, int, int]]
+    inputs: dict[str, list[Any]]
+    permissions: list[str]
 
 
 def description(

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckptconv.errors import CorruptError, FailedError, UsageError, leaving
-from ckptconv.features.parts.description import description
+from ckptconv.features.parts.description import PlanDescription, description
 from ckptconv.features.parts.finishing import FINISHING
 from ckptconv.features.parts.making import assign
 from ckptconv.features.parts.staged import StagedParts, described, directories
@@ -23,7 +23,6 @@ from ckptconv.outputs.targets import MANIFEST, directory_of, final_path
 from ckptconv.process import peak_rss
 from ckptconv.publish.claims import INPUT, NEW_NAME, READ, Claim
 from ckptconv.publish.manifest import document
-from ckptconv.publish.parts import PlanDescription
 from ckptconv.publish.publish import Staged, complete, describe, staging_for, unpublished
 from ckptconv.publish.replacing import Replacing, Spared
 from ckptconv.publish.staging.area import MOST_RECORD, RECORD, is_sibling

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from ckptconv.errors import UsageError
 from ckptconv.features.provenance.attestation import statements, without_digests
 from ckptconv.features.provenance.inputs import Named, bytes_of, described, digested, found_again, inputs_of
 from ckptconv.options.table import Options
-from ckptconv.publish.parts import PlanDescription
 from ckptconv.storage.reading import Reader
 
 __all__ = ["bytes_of", "described", "digested", "inputs_of", "is_ours", "of_parts", "statements"]
@@ -21,9 +21,9 @@ _ENDING = re.compile(
 _TAIL = 512
 
 
-def of_parts(planned: Sequence[tuple[str, PlanDescription]], options: Options) -> list[Named]:
-    """Return the inputs of each output, given as its path and the plan of its parts, by name. Raise UsageError if no
-    statement about an output is possible."""
+def of_parts(planned: Sequence[tuple[str, Any]], options: Options) -> list[Named]:
+    """Return the inputs of each output, given as its path and what `finish` knows of its plan, by name. Raise
+    UsageError if no statement about an output is possible."""
     for path, plan in planned:
         if "digest" not in plan.heading:
             raise without_digests(path)

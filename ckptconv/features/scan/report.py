@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ckptconv.text import Shown, html_table
+from ckptconv.features.reporting.notebook import html_table
+from ckptconv.result import Shown
 
 # The verdicts, the worst last.
 VERDICTS = (SAFE, UNKNOWN, UNREADABLE, SUSPICIOUS, ATTACK) = ("safe", "unknown", "unreadable", "suspicious", "attack")

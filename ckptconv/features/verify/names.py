@@ -13,11 +13,11 @@ from ckptconv.features.pairs.runs import ExpectedPair
 from ckptconv.features.verify import CONVERTED_SO, renaming
 from ckptconv.features.verify.output import Written
 from ckptconv.features.verify.pairs import Differences
-from ckptconv.formats.change import UNCHANGED, Change
 from ckptconv.formats.source import Source
 from ckptconv.options.kinds import Rules
 from ckptconv.options.table import Options
 from ckptconv.outputs import selection
+from ckptconv.outputs.notices import UNCHANGED, Change
 from ckptconv.outputs.pipeline import selected
 from ckptconv.outputs.selection import Rename
 from ckptconv.structure.record import plain_record

@@ -10,9 +10,8 @@ from ckptconv.features.verify.provenance import Manifest
 from ckptconv.options.table import Options
 from ckptconv.outputs.kinds import entry_of
 from ckptconv.outputs.targets import Target
-from ckptconv.result import OutputFile
+from ckptconv.result import OutputFile, Shown
 from ckptconv.storage.location import Location
-from ckptconv.text import Shown
 
 
 @dataclass

@@ -18,7 +18,6 @@ from ckptconv.features.companions import reading
 from ckptconv.features.companions.contents import content
 from ckptconv.features.companions.deciding import LEAVING
 from ckptconv.formats import opening
-from ckptconv.formats.change import UNCHANGED, Change
 from ckptconv.formats.model_files import SAFETENSORS
 from ckptconv.formats.registered import describing
 from ckptconv.formats.source import Source
@@ -27,6 +26,7 @@ from ckptconv.options.option import checked
 from ckptconv.options.table import OPTIONS, Options
 from ckptconv.outputs.kinds import further, is_set
 from ckptconv.outputs.messages import notes_of, warnings_of
+from ckptconv.outputs.notices import UNCHANGED, Change
 from ckptconv.outputs.planning import planned
 from ckptconv.outputs.targets import Target
 from ckptconv.plan import Data, FilePlan, Literal
