@@ -135,7 +135,8 @@ def test_the_page_on_the_trunk_names_modules_of_the_trunk_that_exist() -> None:
     assert len(named) > 30
     assert [name for name in named if not (PACKAGE / name).exists() or name.startswith("features/")] == []
     # A word alone, such as `encoder.py`, is a module of the room named before; these are those of a feature.
-    alone = {*re.findall(r"`(\w+\.py)`", page)} - {"store.py", "kind.py", "cells.py", "with_verify.py", "test_kernels.py"}
+    of_features = {"store.py", "kind.py", "cells.py", "with_verify.py", "test_kernels.py"}
+    alone = {*re.findall(r"`(\w+\.py)`", page)} - of_features
     assert alone <= {path.name for path in PACKAGE.rglob("*.py") if "features" not in path.parts}
 
 
