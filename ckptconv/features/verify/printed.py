@@ -1,4 +1,4 @@
-"""What `verify --json` prints, for the schemas."""
+"""The output of `verify` with --json, for its schema."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ckptconv.features.verify.report import Verification
 COMMANDS: dict[str, tuple[Any, ...]] = {
     "verify": (
         "verify",
-        "What `verify --json` prints when the output is exactly that source.",
+        "The report that `verify --json` prints of an output that is exactly that source.",
         ("verify",),
         Verification,
         "verification",
