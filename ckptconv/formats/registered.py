@@ -4,6 +4,7 @@ imported when their turn comes.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -212,8 +213,13 @@ def copying(step: str) -> list[Any]:
 
 def is_companion_name(name: str) -> bool:
     """Whether a file of that name may be a companion, which is copied with the weights."""
-    modules = (import_module(module) for end, module in FILES_OF_MODELS.items() if name.endswith(end))
-    return any(name in row.names.split() for module in modules for row in module.ROWS)
+    return any(name in _names_in(module) for end, module in FILES_OF_MODELS.items() if name.endswith(end))
+
+
+@functools.cache
+def _names_in(module: str) -> frozenset[str]:
+    """Return the names of companions in the `ROWS` of a module."""
+    return frozenset(name for row in import_module(module).ROWS for name in row.names.split())
 
 
 # Files that describe others, which are not written: how their names end, and the module. There, `is_one` tells by a

@@ -66,6 +66,22 @@ def divided(steps: Sequence[Step]) -> tuple[list[Step], list[Beside]]:
     return [step for step in steps if step.name not in names], beside
 
 
+def telling_series(steps: Sequence[Step], beside: Iterable[Beside]) -> list[Step]:
+    """Return those of `steps`, and of the further entries of their numbers, whose names tell the series of a run."""
+    further = [other.step for other in beside if other.like]
+    of_series = Counter(series for step in further for series in step.series)
+    # A single further entry of a number is not known. A name that adds words, such as checkpoint-7-best, is of its run.
+    named = [*steps, *(step for step in further if any(of_series[series] > 1 for series in step.series))]
+    return [
+        step
+        for step in named
+        if step.number is not None
+        and step.series
+        and not step.is_named_unfinished
+        and not any(adds_words(step.name, other.name) for other in named)
+    ]
+
+
 def adds_words(name: str, other: str) -> bool:
     """Whether a name is another one with more words, whatever the numbers in both.
 

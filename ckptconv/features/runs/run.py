@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import NamedTuple
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError, UsageError
 from ckptconv.features.joining.sets import parsed
-from ckptconv.features.runs.beside import Beside, adds_words, divided, is_our_file, is_variant
+from ckptconv.features.runs.beside import Beside, divided, is_our_file, is_variant, telling_series
 from ckptconv.features.runs.names import (
     is_beside_weights,
     is_of_step,
@@ -105,18 +104,7 @@ def run_at(place: Location) -> Run:
 
 def _of_one(run: Run) -> Run:
     """Return a run. Raise UsageError if its steps are those of several, by their names."""
-    further = [other.step for other in run.beside if other.like]
-    of_series = Counter(series for step in further for series in step.series)
-    # A single further entry of a number is not known. A name that adds words, such as checkpoint-7-best, is of its run.
-    named = [*run.steps, *(step for step in further if any(of_series[series] > 1 for series in step.series))]
-    steps = [
-        step
-        for step in named
-        if step.number is not None
-        and step.series
-        and not step.is_named_unfinished
-        and not any(adds_words(step.name, other.name) for other in named)
-    ]
+    steps = telling_series(run.steps, run.beside)
     every = sorted({series for step in steps for series in step.series})
     # A step that is torn may lack a model. Models with an optimizer each may be of runs whose numbers are the same.
     whole = [step for step in steps if len(step.series) == len(every)]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+import torch
 from checkpoints import ckptconv_here, done
 from effort import every
 from saved_steps import SAVERS
@@ -128,6 +129,13 @@ def test_of_entries_of_one_number_one_is_a_step_and_the_others_are_named(name: s
     assert beside(run) == {({"checkpoint-7", name} - {step}).pop(): f"{step} has its number too"}
 
 
+def test_of_files_of_one_number_the_step_is_the_one_whose_name_adds_no_words(tmp_path: Path) -> None:
+    for name, size in (("vit_epoch_2.pt", 1), ("vit_epoch_2_best.pt", 2)):
+        torch.save({"weight": torch.ones(size)}, tmp_path / name)
+    assert counted(tmp_path) == ["vit_epoch_2.pt"]
+    assert beside(tmp_path) == {"vit_epoch_2_best.pt": "vit_epoch_2.pt has its number too"}
+
+
 def test_an_output_that_was_changed_since_is_not_known_to_be_one(run: Path) -> None:
     convert(run / "checkpoint-7", f"{run}/checkpoint-7-hf/")
     shutil.copy(run / "checkpoint-7" / "optimizer.pt", run / "checkpoint-7-hf")
@@ -149,6 +157,9 @@ def test_outputs_are_no_parts_of_a_step_of_files(tmp_path: Path) -> None:
     found = run_at(Location(str(tmp_path)))
     assert [step.names for step in found.steps] == [("model_1.pt", "optim_1.pt"), ("model_2.pt", "optim_2.pt")]
     assert beside(tmp_path) == {"model_2.safetensors": "an output of ckptconv"}
+    convert(tmp_path / "model_2.pt", tmp_path / "model_2_bf16.safetensors", "--dtype", "bf16")
+    assert beside(tmp_path)["model_2_bf16.safetensors"] == "an output of ckptconv"
+    (tmp_path / "model_2_bf16.safetensors").unlink()
     shutil.copy(tmp_path / "model_2.safetensors", tmp_path / "model_1.safetensors")
     assert beside(tmp_path)["model_1.safetensors"] == "model_1.pt has its number too"
     for number in (1, 2):
