@@ -1,9 +1,8 @@
 """Everything that opens a file or a connection.
 
 In: paths and URLs. Out: readers of ranges, writers, listings. `files` reads, and buffers descriptions; `archive` reads
-zip archives; `writing` writes; `coalesce` groups near ranges; `spool` is a temporary file for what can be read only
-once; `packed` reads files, and names the feature that unpacks them. `stores` names the features that reach URLs.
-Nothing here knows a format."""
+zip archives; `writing` writes; `coalesce` groups near ranges; `packed` reads files, and names the feature that unpacks
+them. `stores` names the features that reach URLs. Nothing here knows a format."""
 
 from __future__ import annotations
 

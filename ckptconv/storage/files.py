@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ckptconv.errors import CorruptError, FailedError, MissingError, UsageError
+from ckptconv.process import needed
 from ckptconv.storage.paths import is_remote
 from ckptconv.storage.reading import Entry, Options, Reader, changed, ends_early
 from ckptconv.storage.stores import reached
@@ -23,8 +24,9 @@ from ckptconv.text import reason
 
 if TYPE_CHECKING:
     from ckptconv.storage.buffered import BufferedReader
-    from ckptconv.storage.spool import Spool
 
+# The feature that keeps data in a temporary file: `spool` in its folder has `Spool`.
+SPOOL = "spool"
 # Number of files to keep open for the next read; within a common limit on descriptors (1,024).
 OPEN_FILES = 256
 # readv takes at most this many buffers in one call (IOV_MAX on every system we know).
@@ -206,7 +208,7 @@ class Readers:
         self._options = options
         self._limit = limit
         self._directory, self._process = directory, os.getpid()
-        self._spool: Spool | None = None
+        self._spool: Any = None
         self._contents: Any = None
         # Bytes that will be read of each packed file.
         self.expected: Mapping[File, int] = {}
@@ -247,12 +249,11 @@ class Readers:
         return reader
 
     @property
-    def spool(self) -> Spool:
-        """The temporary file of this process."""
+    def spool(self) -> Any:
+        """The temporary file of this process: a `Spool` of the feature that has them."""
         if self._spool is None or self._process != os.getpid():
-            from ckptconv.storage.spool import Spool
-
-            self._spool, self._process = Spool(self._directory), os.getpid()
+            kept = needed(SPOOL, "spool", "A temporary file")
+            self._spool, self._process = kept.Spool(self._directory), os.getpid()
         return self._spool
 
     def expect(self, reading: Mapping[File, int]) -> None:

@@ -1,5 +1,5 @@
-"""Find the directory of a zip archive as torch does, which checks less than `archive`: in a file that is refused, or that
-ends as an archive. Nothing that it finds is converted.
+"""Find the directory of a zip archive as torch does, which checks less than `archive`: in a file that only ends as an
+archive, or that is refused. Nothing that it finds is converted.
 
 Source: miniz, `mz_zip_reader_read_central_dir`.
 """

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ckptconv.formats.configs import DTYPE, QUANTIZING, dtype_named, dtype_of
+from ckptconv.features.configs.configs import DTYPE, QUANTIZING, dtype_named, dtype_of
 from ckptconv.formats.source import CONFIG, Source
 from ckptconv.outputs.notices import Change, Notices
 from ckptconv.plan import Copied, FilePlan

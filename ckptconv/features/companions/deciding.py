@@ -36,7 +36,7 @@ def accompanied(source: Source, target: Target, options: Options, parts: Collect
     directory = dirname(target.path) if target.is_file else target.path
     may_be_less = options.include or options.exclude or is_set("partial", options)
     if source.config is None and may_be_less and CONFIG not in goal.replaces:
-        from ckptconv.formats import configs
+        from ckptconv.features.configs import configs
 
         # A configuration that cannot be read is no error: this conversion neither reads nor writes it.
         place = Location(directory, dict(options.storage_options)).join(CONFIG)

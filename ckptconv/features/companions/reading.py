@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError
 from ckptconv.features.companions.directory import LARGEST, places_of
-from ckptconv.formats import configs
+from ckptconv.features.configs import configs
 from ckptconv.formats.registered import is_companion_name
 from ckptconv.formats.source import ADAPTER, ADAPTER_CONFIG, CONFIG, Source
 from ckptconv.storage.location import Location

@@ -8,4 +8,4 @@ from __future__ import annotations
 
 PAGES = ("deltas.md",)
 # Features to which this one adds: a copy without them is also without this one.
-NEEDS = ("compressed", "diff")
+NEEDS = ("compressed", "diff", "spool")

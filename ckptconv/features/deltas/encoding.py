@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from ckptconv.errors import UnsupportedError
 from ckptconv.features.deltas.overwriting import CHANGE, NUMBER
 from ckptconv.features.deltas.reading import ENCODINGS, MOST_OVERWRITTEN, OVERWRITE, XOR
+from ckptconv.features.spool.spool import Spool
 from ckptconv.storage.digests import hasher
 from ckptconv.storage.files import DescriptorReader
-from ckptconv.storage.spool import Spool
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.float_formats import numpy_module
 from ckptconv.tensors.lazy import Concat, LazyTensor, Stored

@@ -7,4 +7,4 @@ that belong to them.
 from __future__ import annotations
 
 PAGES = ()
-NEEDS = ("companions",)
+NEEDS = ("companions", "configs")

@@ -17,7 +17,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
-from ckptconv.formats import configs, model_files
+from ckptconv.features.configs import configs
+from ckptconv.formats import model_files
 from ckptconv.formats.source import PIPELINE, FileFacts, Source
 from ckptconv.storage import strict_json
 from ckptconv.storage.inside import check_inside

@@ -7,4 +7,4 @@ once, into a temporary file; nothing is written.
 from __future__ import annotations
 
 # Features that this one builds on: without them, it is gone too.
-NEEDS = ("compressed", "remote")
+NEEDS = ("compressed", "remote", "spool")

@@ -16,8 +16,8 @@ from ckptconv.features.http.object_checksums import stated
 from ckptconv.features.remote import access, stores
 from ckptconv.features.remote.access import NoRangesError, WrongAnswerError, run
 from ckptconv.features.remote.stores import Options, Put, Ranges, Store
+from ckptconv.features.spool.spool import ELSEWHERE, Spool
 from ckptconv.storage.files import hold
-from ckptconv.storage.spool import ELSEWHERE, Spool
 from ckptconv.storage.writing import check_space
 
 _AMAZON = "x-amz-checksum-"

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError, UsageError
 from ckptconv.features.companions import reading
+from ckptconv.features.configs import configs
 from ckptconv.features.merge.targets import Targets, read_targets
-from ckptconv.formats import configs
 from ckptconv.formats.adapter_names import is_adapter, other_program
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import ADAPTER_CONFIG, CONFIG, Source, combined

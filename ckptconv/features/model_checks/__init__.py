@@ -9,4 +9,4 @@ from __future__ import annotations
 
 PAGES = ()
 # Features that this one builds on: without them, it is gone too.
-NEEDS = ("companions", "model_facts")
+NEEDS = ("companions", "configs", "model_facts")

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckptconv.errors import UsageError
+from ckptconv.features.configs import configs
 from ckptconv.features.model_checks import stated
 from ckptconv.features.model_checks.counted import contradicted
-from ckptconv.formats import configs
 from ckptconv.formats.coded import parts_among
 from ckptconv.formats.wrappers import WRAPPERS, wrapper
 from ckptconv.outputs.truths import Weights

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckptconv.errors import CorruptError
-from ckptconv.formats.configs import QUANTIZING
+from ckptconv.features.configs.configs import QUANTIZING
 from ckptconv.text import some
 
 # Keys that count layers, those of them that predict further tokens, experts, and the experts that a token takes.

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError
+from ckptconv.features.configs.configs import QUANTIZING
 from ckptconv.features.model_facts.counts import is_other
-from ckptconv.formats.configs import QUANTIZING
 from ckptconv.formats.source import NOT_CONVERTED, Source
 from ckptconv.outputs.selected import Selected
 from ckptconv.text import brief, some

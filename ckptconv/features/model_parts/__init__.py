@@ -14,4 +14,4 @@ from __future__ import annotations
 PAGES = ("parts-of-models.md",)
 SCRIPTS = ("formats/parts.py",)
 # Features that this one builds on: without them, it is gone too.
-NEEDS = ("companions", "model_facts")
+NEEDS = ("companions", "configs", "model_facts")

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ckptconv.errors import CorruptError, UsageError
+from ckptconv.features.configs.configs import QUANTIZING
 from ckptconv.features.model_facts import counts
 from ckptconv.features.model_facts.counts import key_of
 from ckptconv.features.model_facts.edits import WHOLE, Edited, Editor, Row
@@ -21,7 +22,6 @@ from ckptconv.features.model_parts import patterns
 from ckptconv.features.model_parts.facts import Facts
 from ckptconv.features.model_parts.numbers import text_of
 from ckptconv.features.model_parts.rules import KINDS, MLPS, PERIODIC, PERIODS, RULES, in_period
-from ckptconv.formats.configs import QUANTIZING
 from ckptconv.text import brief
 
 # Words of lists that have nothing to do with layers; of rules over the numbers of layers, and of

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple, NoReturn
 from ckptconv.errors import UsageError
 from ckptconv.features.companions.contents import changed
 from ckptconv.features.companions.directory import QUANTIZED, ROWS
+from ckptconv.features.configs import configs
 from ckptconv.features.model_facts.edits import Edited, configured, tensors_alone
 from ckptconv.features.model_parts.cutting import Asked, Cut, cut
 from ckptconv.features.model_parts.editing import edited
-from ckptconv.formats import configs
 from ckptconv.formats.source import MODEL, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.computed import Computing, From

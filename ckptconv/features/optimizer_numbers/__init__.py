@@ -11,4 +11,4 @@ from __future__ import annotations
 
 SCRIPTS = ("module_orders.py",)
 # What it builds on.
-NEEDS = ("optimizer_states",)
+NEEDS = ("configs", "optimizer_states")

@@ -7,10 +7,10 @@ from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
 from ckptconv.errors import UsageError
+from ckptconv.features.configs import configs
 from ckptconv.features.optimizer_numbers.orders import follows_modules, is_kept, is_known
 from ckptconv.features.optimizer_states.numbering import Model, Order
 from ckptconv.features.optimizer_states.training import model_tree
-from ckptconv.formats import configs
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import ADAPTER_CONFIG, CONFIG, OF_REFERENCE
 from ckptconv.plan import Input

@@ -7,9 +7,9 @@ import stat
 from collections.abc import Iterator
 
 from ckptconv.errors import CorruptError, FailedError, UsageError
+from ckptconv.features.spool.spool import Spool
 from ckptconv.storage.files import hold
 from ckptconv.storage.paths import STANDARD_INPUT, STANDARD_INPUT_NAME
-from ckptconv.storage.spool import Spool
 from ckptconv.text import reason
 
 # Bytes that are read at a time.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 PAGES = ("quantized.md", "internals/quantized.md")
 # Features that this one builds on: without them, it is gone too.
-NEEDS = ("companions", "factors", "pairs", "reporting", "sums")
+NEEDS = ("companions", "configs", "factors", "pairs", "reporting", "sums")
 SCRIPTS = (
     "formats/autoround.py",
     "formats/bitsandbytes.py",

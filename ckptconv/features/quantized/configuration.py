@@ -9,8 +9,8 @@ from ckptconv.errors import UnsupportedError
 from ckptconv.features.companions import reading
 from ckptconv.features.companions.contents import EXPERT_DTYPE, is_of_codes
 from ckptconv.features.companions.directory import QUANTIZED
+from ckptconv.features.configs import configs
 from ckptconv.features.quantized.words import NAMES_OF_COMPRESSED, Statement
-from ckptconv.formats import configs
 from ckptconv.formats.source import CONFIG
 from ckptconv.text import brief
 

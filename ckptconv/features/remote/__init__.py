@@ -9,3 +9,5 @@ from __future__ import annotations
 
 # Its pages in docs/.
 PAGES = ("remote.md", "internals/remote.md")
+# What it builds on.
+NEEDS = ("spool",)

@@ -18,9 +18,9 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from ckptconv.errors import FailedError
+from ckptconv.features.spool.spool import Spool
 from ckptconv.storage.files import DescriptorReader, Readers
 from ckptconv.storage.reading import REQUESTS, Range, Reader
-from ckptconv.storage.spool import Spool
 from ckptconv.tensors.moves import GAP, File
 
 if TYPE_CHECKING:

@@ -8,4 +8,4 @@ from __future__ import annotations
 
 PAGES = ("embedding-rows.md",)
 # What it builds on: tables are packed into files for torch.load.
-NEEDS = ("torch_files", "torch_output")
+NEEDS = ("spool", "torch_files", "torch_output")

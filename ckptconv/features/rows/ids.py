@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from ckptconv.features.spool.spool import Spool
 from ckptconv.storage.files import DescriptorReader
-from ckptconv.storage.spool import Spool
 from ckptconv.tensors.float_formats import numpy_module
 from ckptconv.tensors.moves import File
 

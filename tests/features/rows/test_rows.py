@@ -643,7 +643,7 @@ def test_what_a_table_was_split_into_can_be_checked_too(tmp_path: Path) -> None:
 @example([1] * 30 + [2, 2, 3, 3], 7, 3)
 def test_ids_that_repeat_are_counted_in_any_order_with_any_memory(ids: list[int], run_size: int, block: int) -> None:
     from ckptconv.features.rows.ids import Ids
-    from ckptconv.storage.spool import Spool
+    from ckptconv.features.spool.spool import Spool
 
     spool = Spool()
     try:

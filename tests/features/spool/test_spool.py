@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from spooling import without_nameless
 
-from ckptconv.storage import spool
-from ckptconv.storage.spool import Spool
+from ckptconv.features.spool import spool
+from ckptconv.features.spool.spool import Spool
 
 
 @pytest.fixture(params=["nameless", "unlinked"])
