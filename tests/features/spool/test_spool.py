@@ -8,8 +8,6 @@ import stat
 from pathlib import Path
 
 import pytest
-import torch
-from checkpoints import ckptconv_here
 from effort import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,17 +39,6 @@ def test_the_file_has_no_name_and_is_ours_alone(either_way: str, tmp_path: Path)
     assert os.listdir(tmp_path) == []
     file.close()
     file.close()
-
-
-def test_a_directory_is_checked_and_said_to_have_had_no_effect_where_nothing_is_kept(tmp_path: Path) -> None:
-    torch.save({"w": torch.ones(3)}, tmp_path / "model.pt")
-    words = ["pt2safetensors", tmp_path / "model.pt", tmp_path / "out.safetensors", "--json", "--spool-dir"]
-    run = ckptconv_here(*words, tmp_path / "nowhere")
-    assert run.code == 2
-    assert f"--spool-dir {tmp_path / 'nowhere'} is not a directory" in run.err
-    assert os.listdir(tmp_path) == ["model.pt"]
-    (note,) = ckptconv_here(*words, tmp_path).json["notes"]
-    assert note.startswith("--spool-dir had no effect: nothing was")
 
 
 @given(data=st.data())
