@@ -213,6 +213,22 @@ def contents(place: Path) -> dict[str, bytes]:
     return {str(path.relative_to(place)): path.read_bytes() for path in place.rglob("*") if path.is_file()}
 
 
+def model_and_shards(size: int) -> tuple[Any, Any]:
+    """The fixtures `model` and `expected` of a module: a model, and the contents of its shards of `size` bytes."""
+
+    @pytest.fixture(scope="module")
+    def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+        return seven_shards(tmp_path_factory.mktemp("model") / "model.pt", rows=25)
+
+    @pytest.fixture(scope="module")
+    def expected(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+        output = tmp_path_factory.mktemp("expected") / "out"
+        done(ckptconv_here("pt2safetensors", model, output, "--max-shard-size", f"{size}B"))
+        return contents(output)
+
+    return model, expected
+
+
 def a_torch_set(tensors: Mapping[str, torch.Tensor], directory: Path) -> None:
     """A sharded set of torch files, one for each of the first two tensors, with its index."""
     directory.mkdir()

@@ -238,6 +238,15 @@ def record(root: Any, **more: Any) -> str:
     return json.dumps({"version": 1, "root": root, **more})
 
 
+# Nodes with names that torch and numpy do not have: three constants, two scalars, and a composite.
+UNKNOWN = [
+    ["torch", "dtype", "_dynamo"],
+    ["torch", "device", "antigravity"],
+    ["torch", "layout", "compile"],
+    ["numpy.scalar", "antigravity.x", ["bytes", ""]],
+    ["numpy.scalar", "O", ["bytes", "AAAAAAAAAAA="]],
+    ["composite", "antigravity", "f", 1],
+]
 # Texts that are no record, or none that fits a tensor "t" of shape (2, 3).
 MALFORMED = [
     "",

@@ -40,6 +40,24 @@ def saved(directory: Path) -> tuple[Path, bytes]:
     return path, output.read_bytes()
 
 
+def plain_and_expected() -> tuple[Any, Any, Any]:
+    """The fixtures `both`, `plain` and `expected` of a module: the file of `saved`, and what it is converted to."""
+
+    @pytest.fixture(scope="module")
+    def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
+        return saved(tmp_path_factory.mktemp("plain"))
+
+    @pytest.fixture
+    def plain(both: tuple[Path, bytes]) -> Path:
+        return both[0]
+
+    @pytest.fixture
+    def expected(both: tuple[Path, bytes]) -> bytes:
+        return both[1]
+
+    return both, plain, expected
+
+
 def without_nameless(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on, file systems have no files without names."""
     real = os.open

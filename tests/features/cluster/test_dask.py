@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from checkpoints import ckptconv_here, contents, seven_shards
+from checkpoints import ckptconv_here, contents, model_and_shards
 from processes import PROGRAM, Process, Server, prepared
 
 from ckptconv.options.table import OPTIONS
@@ -19,16 +19,7 @@ from ckptconv.options.table import OPTIONS
 SHARD = 100_000
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return seven_shards(tmp_path_factory.mktemp("model") / "model.pt", rows=25)
-
-
-@pytest.fixture(scope="module")
-def expected(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    output = tmp_path_factory.mktemp("expected") / "out"
-    assert ckptconv_here("pt2safetensors", model, output, "--max-shard-size", f"{SHARD}B").code == 0
-    return contents(output)
+model, expected = model_and_shards(SHARD)
 
 
 @pytest.fixture(scope="module")

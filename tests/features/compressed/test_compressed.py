@@ -25,7 +25,7 @@ from effort import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from processes import open_files
-from spooling import MIB, saved, spooled, without_nameless
+from spooling import MIB, plain_and_expected, spooled, without_nameless
 
 from ckptconv.conversion import convert
 from ckptconv.errors import CorruptError, FailedError, LimitError
@@ -43,20 +43,7 @@ def deflated(source: Path, path: Path, level: int = 6) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
-    return saved(tmp_path_factory.mktemp("plain"))
-
-
-@pytest.fixture
-def plain(both: tuple[Path, bytes]) -> Path:
-    return both[0]
-
-
-@pytest.fixture
-def expected(both: tuple[Path, bytes]) -> bytes:
-    """What the plain file is converted to."""
-    return both[1]
+both, plain, expected = plain_and_expected()
 
 
 @pytest.mark.parametrize(("level", "jobs"), [(0, 1), (9, 1), (1, 3)])

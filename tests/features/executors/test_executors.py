@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import SHARDS, ZERO, ckptconv_here, contents, seven_shards
+from checkpoints import SHARDS, ZERO, contents, model_and_shards
 
 import ckptconv as library
 from ckptconv.errors import CorruptError, FailedError, UsageError
@@ -19,16 +19,7 @@ from ckptconv.outputs.kinds import FURTHER
 SHARD = 100_000
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return seven_shards(tmp_path_factory.mktemp("model") / "model.pt", rows=25)
-
-
-@pytest.fixture(scope="module")
-def expected(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    output = tmp_path_factory.mktemp("expected") / "out"
-    assert ckptconv_here("pt2safetensors", model, output, "--max-shard-size", f"{SHARD}B").code == 0
-    return contents(output)
+model, expected = model_and_shards(SHARD)
 
 
 class Inline(Executor):

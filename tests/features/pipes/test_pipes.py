@@ -14,26 +14,12 @@ import torch
 from cells import looking, torch_containers
 from checkpoints import Run, assert_same, ckptconv_forked, load_with_aliases
 from processes import PROGRAM, prepared
-from spooling import MIB, saved, spooled, tree
+from spooling import MIB, plain_and_expected, spooled, tree
 
 from ckptconv.errors import CkptconvError
 from ckptconv.features.pipes import pipes
 
-
-@pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
-    return saved(tmp_path_factory.mktemp("plain"))
-
-
-@pytest.fixture
-def plain(both: tuple[Path, bytes]) -> Path:
-    return both[0]
-
-
-@pytest.fixture
-def expected(both: tuple[Path, bytes]) -> bytes:
-    """What the plain file is converted to."""
-    return both[1]
+both, plain, expected = plain_and_expected()
 
 
 def piped(content: bytes, *arguments: object) -> Run:

@@ -19,7 +19,7 @@ from effort import every, examples
 from hypothesis import given
 from hypothesis import strategies as st
 from processes import counted
-from records import MALFORMED, record
+from records import MALFORMED, UNKNOWN, record
 from states import STATES, deep, nested, with_one
 from trees import chosen, in_file_order, lazy, nodes, tie_into_a_cycle, trees, view, views
 
@@ -281,18 +281,7 @@ def test_nothing_that_a_record_names_is_looked_up(monkeypatch: pytest.MonkeyPatc
         assert args[0].startswith("ckptconv."), f"looked up {args[0]}"
         return real(*args, **named)
 
-    text = record(
-        [
-            "list",
-            ["opaque", ["global", "antigravity", "f"], ["tuple", 1], "reduce"],
-            ["torch", "dtype", "_dynamo"],
-            ["torch", "device", "antigravity"],
-            ["torch", "layout", "compile"],
-            ["numpy.scalar", "antigravity.x", ["bytes", ""]],
-            ["numpy.scalar", "O", ["bytes", "AAAAAAAAAAA="]],
-            ["composite", "antigravity", "f", 1],
-        ]
-    )
+    text = record(["list", ["opaque", ["global", "antigravity", "f"], ["tuple", 1], "reduce"], *UNKNOWN])
     with monkeypatch.context() as patched:
         patched.setattr("builtins.__import__", forbidden)
         again = unflatten({}, text, live_values=False)
