@@ -154,10 +154,3 @@ def numbers(dtype: str, bits: Array, single: Array) -> Array:
     single <<= 16
     view: Array = single.view("f4")
     return view
-
-
-def numbers_as(code: str, dtype: str, bits: Array) -> Array:
-    """Return numbers of a floating dtype as numpy's `code`, which holds them."""
-    single = numpy_module().empty(bits.shape, "u4") if dtype == "bfloat16" else bits
-    result: Array = numbers(dtype, bits, single).astype(code, copy=False)
-    return result

@@ -8,7 +8,8 @@ from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from ckptconv.errors import UsageError
-from ckptconv.formats.source import Source, combined
+from ckptconv.features.sums.sources import combined
+from ckptconv.formats.source import Source
 from ckptconv.outputs.computed import repeated
 from ckptconv.plan import Input, content_of
 from ckptconv.text import count_of

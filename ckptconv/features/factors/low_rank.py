@@ -21,12 +21,13 @@ from ckptconv.features.factors.rounding import (
     SINGLE,
     Casting,
     Precision,
+    numbers_as,
     precision_for,
     round_certain,
 )
 from ckptconv.process import go_on
 from ckptconv.tensors.computing import Box
-from ckptconv.tensors.float_formats import loaded, numbers, numbers_as, numpy_module, scratch
+from ckptconv.tensors.float_formats import loaded, numbers, numpy_module, scratch
 
 if TYPE_CHECKING:
     from ckptconv.tensors.float_formats import Array

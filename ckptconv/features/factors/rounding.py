@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from ckptconv.tensors.float_formats import FORMATS, numpy_module
+from ckptconv.tensors.float_formats import FORMATS, numbers, numpy_module
 
 if TYPE_CHECKING:
     from ckptconv.tensors.float_formats import Array
@@ -79,3 +79,10 @@ def round_certain(
     else:
         out.view(target)[...] = values
     return uncertain
+
+
+def numbers_as(code: str, dtype: str, bits: Array) -> Array:
+    """Return numbers of a floating dtype as numpy's `code`, which holds them."""
+    single = numpy_module().empty(bits.shape, "u4") if dtype == "bfloat16" else bits
+    result: Array = numbers(dtype, bits, single).astype(code, copy=False)
+    return result

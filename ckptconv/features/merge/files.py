@@ -14,9 +14,10 @@ from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError, Usage
 from ckptconv.features.companions import reading
 from ckptconv.features.configs import configs
 from ckptconv.features.merge.targets import Targets, read_targets
+from ckptconv.features.sums.sources import combined
 from ckptconv.formats.adapter_names import is_adapter, other_program
 from ckptconv.formats.detect import open_source
-from ckptconv.formats.source import ADAPTER_CONFIG, CONFIG, Source, combined
+from ckptconv.formats.source import ADAPTER_CONFIG, CONFIG, Source
 from ckptconv.options.table import CHANGING
 from ckptconv.outputs.computed import repeated
 from ckptconv.plan import Input

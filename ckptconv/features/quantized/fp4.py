@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ckptconv.errors import UnsupportedError
+from ckptconv.features.factors.rounding import numbers_as
 from ckptconv.features.quantized.computing import Largest, QuantizeFp4
 from ckptconv.features.quantized.quantize import LEAST, MOST_SCALES, e2m1, e4m3
 from ckptconv.tensors.computing import Box
 from ckptconv.tensors.dtypes import SUMMED
-from ckptconv.tensors.float_formats import float32_table, numbers_as, numpy_module
+from ckptconv.tensors.float_formats import float32_table, numpy_module
 
 if TYPE_CHECKING:
     from ckptconv.features.quantized.dequantize import GivenPart

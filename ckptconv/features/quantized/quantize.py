@@ -10,10 +10,11 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.features.factors.rounding import numbers_as
 from ckptconv.features.quantized.computing import Quantize, Rescale
 from ckptconv.tensors.computing import Box
 from ckptconv.tensors.dtypes import SUMMED
-from ckptconv.tensors.float_formats import float32_table, numbers_as, numpy_module, scratch
+from ckptconv.tensors.float_formats import float32_table, numpy_module, scratch
 
 if TYPE_CHECKING:
     from ckptconv.tensors.float_formats import Array
