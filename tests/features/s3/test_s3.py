@@ -28,7 +28,6 @@ import ckptconv as library
 from ckptconv import convert
 from ckptconv.errors import FailedError, UsageError
 from ckptconv.features.s3.store import of_s3
-from ckptconv.features.spool.spool import Spool
 from ckptconv.formats.detect import open_source
 from ckptconv.options.table import OPTIONS
 

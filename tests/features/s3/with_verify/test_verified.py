@@ -14,8 +14,8 @@ from remote import KIB, MIB, Proxy, a_model, fresh
 import ckptconv as library
 from ckptconv import convert
 from ckptconv.errors import DifferenceError, FailedError
+from ckptconv.features.spool.spool import Spool
 from ckptconv.features.verify import pairs
-from ckptconv.storage.spool import Spool
 
 
 @pytest.mark.parametrize("memory", [pairs.PREFETCH_MEMORY, 256 * KIB], ids=["in memory", "spooled"])
