@@ -7,7 +7,7 @@ in any process that sees the inputs.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.tensors.lazy import LazyTensor
@@ -174,45 +174,6 @@ def identity(content: Hashable) -> dict[str, Any]:
     return {"size": size, "identity": hashlib.sha256(repr(content).encode()).hexdigest()[:16]}
 
 
-def pack(sizes: Mapping[str, int], tied: Mapping[str, str], limit: int | None) -> list[list[str]]:
-    """Divide names into groups, one for each shard, of at most `limit` bytes, except a single tensor that is larger.
-
-    Greedy, in the order of `sizes` (bytes by name); a tensor over the limit gets its own group. `tied` maps a name to
-    the name whose group it shares. Groups come in the order in which they become full, as in huggingface_hub: a tensor
-    over the limit comes before the group that was begun before it.
-    """
-    if limit is None:
-        return [list(sizes)]
-    groups: list[list[str]] = []
-    place: dict[str, list[str]] = {}
-    current: list[str] = []
-    filled = 0
-    for name, size in sizes.items():
-        owner = tied.get(name)
-        if owner in place:
-            place[owner].append(name)
-            continue
-        if size > limit:
-            groups.append([name])
-            place[name] = groups[-1]
-            continue
-        if current and filled + size > limit:
-            groups.append(current)
-            current, filled = [], 0
-        current.append(name)
-        filled += size
-        place[name] = current
-    return [*groups, current] if current or not groups else groups
-
-
 # The part between stem and suffix of a shard's name, as a regular expression: its number, and the number of shards.
-# `shard_names` writes five digits or as many as it takes; others more, as in model-00001-of-000163.safetensors.
+# `outputs.shards` writes five digits or as many as it takes; others more, as in model-00001-of-000163.safetensors.
 NUMBERED = r"-(?P<number>\d{5,6})-of-(?P<of>\d{5,6})"
-
-
-def shard_names(stem: str, suffix: str, groups: Sequence[object]) -> list[str]:
-    """Return `model.safetensors`, or `model-00001-of-00003.safetensors` and so on."""
-    count = len(groups)
-    if count == 1:
-        return [f"{stem}{suffix}"]
-    return [f"{stem}-{number:05d}-of-{count:05d}{suffix}" for number in range(1, count + 1)]

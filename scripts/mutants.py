@@ -96,7 +96,7 @@ MUTANTS = [
         "tests/outputs tests/tensors",
     ),
     Mutant(
-        "plan",
+        "outputs/shards",
         "if current and filled + size > limit:",
         "if current and filled + size >= limit:",
         "tests/outputs",

@@ -53,3 +53,21 @@ def table_row(indent: Words, name: Words, column: int, others: Line, width: int 
             indent = indent._replace(text=" " * len(indent.text))
         label = " " * column
     yield fitted([indent, name._replace(text=label), *others], width)
+
+
+def format_time(seconds: float) -> str:
+    """Return a time as people say it: 90 s, 12 min 5 s, 3 h 20 min."""
+    whole = round(seconds)
+    if whole < 120:
+        return f"{whole} s"
+    minutes, remainder = divmod(whole, 60)
+    if minutes < 120:
+        return f"{minutes} min {remainder} s" if remainder else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+
+
+def format_memory(count: float) -> str:
+    """Return `count` bytes of memory, in MiB or GiB."""
+    mib = count / (1 << 20)
+    return f"{mib:.0f} MiB" if mib < 1024 else f"{mib / 1024:.2f} GiB"

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from ckptconv.cells import cut
 from ckptconv.cli.console import Printer, say
+from ckptconv.cli.lines import format_time
 from ckptconv.cli.terminal import can_rewrite
-from ckptconv.text import format_size, format_time, printable
+from ckptconv.text import format_size, printable
 
 if TYPE_CHECKING:
     from tqdm import tqdm

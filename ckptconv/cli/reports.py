@@ -9,9 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ckptconv.cells import cut
+from ckptconv.cli.lines import format_memory, format_time
 from ckptconv.cli.registered import OF_CLASSES, SUMMARIES
 from ckptconv.storage.paths import is_remote
-from ckptconv.text import count_of, format_memory, format_size, format_time, some
+from ckptconv.text import count_of, format_size, some
 
 if TYPE_CHECKING:
     from ckptconv.result import OutputFile, Report

@@ -167,31 +167,14 @@ def _dtype(value: Any, called: str) -> str:
     return name
 
 
-def _not_among(value: Any, called: str, choices: tuple[str, ...], words: Mapping[str, str]) -> UsageError:
-    """Return the error for a `value` that is none of `choices`; `words` have other names of these."""
-    import difflib
-
-    from ckptconv.options.words import instead_of
-
-    if not choices:
-        return UsageError(f"{called} is {brief(value)}; no feature that has a value for it is installed.")
-    text = value.lower().replace("_", "-") if isinstance(value, str) else ""
-    like = [name for name in difflib.get_close_matches(text, choices) if name[0] == text[0]]
-    exact = [words.get(text, text)] if text in words or text in choices else []
-    close = exact or [name for name in choices if text and name.startswith(text)] or like
-    meant = [name for name in close if name in choices]
-    return UsageError(
-        f"{called} is {brief(value)}; it may be {', '.join(choices[:-1])}{' or ' * (len(choices) > 1)}{choices[-1]}.",
-        f"Did you mean {' or '.join(meant)}?" if meant else instead_of(text),
-    )
-
-
 def choice(*choices: str, unset: Any = None, words: Mapping[str, str] = MappingProxyType({})) -> ValueKind:
     """Return the kind of values that are `choices`; a wrong one that is in `words` is said to be another."""
 
     def parse(value: Any, called: str) -> str:
         if not isinstance(value, str) or (value not in choices and value != unset):
-            raise _not_among(value, called, choices, words)
+            from ckptconv.options.words import not_among
+
+            raise not_among(value, called, choices, words)
         return value
 
     return ValueKind(parse, unset=unset, accepts=f"Literal[{', '.join(map(repr, choices))}]", values=choices)
@@ -209,7 +192,9 @@ def name_in(place: str, accepts: str) -> ValueKind:
         module = import_module(place.partition(":")[0])
         if isinstance(value, str) and value in getattr(module, "ABSENT", {}):
             raise lacking(f"{called} {value}", module.ABSENT[value])
-        raise _not_among(value, called, kind.choices, getattr(module, "OTHER_WORDS", {}))
+        from ckptconv.options.words import not_among
+
+        raise not_among(value, called, kind.choices, getattr(module, "OTHER_WORDS", {}))
 
     kind = ValueKind(parse, unset="", accepts=accepts, registry=place)
     return kind

@@ -7,10 +7,12 @@ import re
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from types import MappingProxyType
+from typing import Any
 
 from ckptconv.errors import CkptconvError, UsageError
 from ckptconv.options.registered import missing
 from ckptconv.process import lacking
+from ckptconv.text import brief
 
 # The table of the options of `convert`, which imports this module.
 CONVERTING = "ckptconv.options.table"
@@ -105,4 +107,19 @@ def unknown(
         return UsageError(f"{called} has no option {name}, which convert has; {called} has {has}.", meant)
     return UsageError(
         f"There is no option {name[:100]!r}.", meant or "Options have the names of the command line, with underscores."
+    )
+
+
+def not_among(value: Any, called: str, choices: tuple[str, ...], words: Mapping[str, str]) -> UsageError:
+    """Return the error for a `value` that is none of `choices`; `words` have other names of these."""
+    if not choices:
+        return UsageError(f"{called} is {brief(value)}; no feature that has a value for it is installed.")
+    text = value.lower().replace("_", "-") if isinstance(value, str) else ""
+    like = [name for name in difflib.get_close_matches(text, choices) if name[0] == text[0]]
+    exact = [words.get(text, text)] if text in words or text in choices else []
+    close = exact or [name for name in choices if text and name.startswith(text)] or like
+    meant = [name for name in close if name in choices]
+    return UsageError(
+        f"{called} is {brief(value)}; it may be {', '.join(choices[:-1])}{' or ' * (len(choices) > 1)}{choices[-1]}.",
+        f"Did you mean {' or '.join(meant)}?" if meant else instead_of(text),
     )

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 from ckptconv.errors import LimitError, UsageError
 from ckptconv.formats.model_files import SUFFIX
 from ckptconv.formats.registered import copying
-from ckptconv.formats.source import ADAPTER, MODEL, OPEN_CLIP, Source
+from ckptconv.formats.source import ADAPTER, OPEN_CLIP, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import computed, kinds, safetensors, selection
 from ckptconv.outputs.notices import Notices
@@ -21,15 +21,12 @@ from ckptconv.plan import (
     ROOM_TO_GROW,
     Data,
     FilePlan,
-    Literal,
     Plan,
     identify,
     identity,
-    pack,
-    shard_names,
 )
 from ckptconv.storage.paths import basename
-from ckptconv.structure.record import FILE_NAME, METADATA_KEY, Flattened, plain_record
+from ckptconv.structure.record import METADATA_KEY, Flattened, plain_record
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import some
 from ckptconv.version import __version__
@@ -204,31 +201,31 @@ def safetensors_files(source: Source, target: Target, options: Options) -> _File
     # With a million tensors, each of these takes as much memory as all buffers.
     del chosen, tensors, names, described
     limit = options.max_shard_size or source.defaults.shard_size
-    groups = None
-    if homes and options.max_shard_size is None:
-        groups = _grouped(kept, homes) or None
-    elif (source.shards or grouping) and limit is None and not of_states:
-        shards = source.shards or list(dict.fromkeys(source.defaults.grouping.values()))
-        groups = _numbered(_as_in(kept, shards, grouping), target.stem)
-    files = file_plans(kept, aliases, structure, target, limit, metadata, groups, target.stem)
+    groups: Mapping[str, list[str]] = {}
+    if not target.is_file:
+        from ckptconv.outputs import shards
+
+        if homes and options.max_shard_size is None:
+            groups = shards.grouped(kept, homes)
+        elif (source.shards or grouping) and limit is None and not of_states:
+            groups = shards.as_in(source, kept, grouping, target.stem)
+
+    def planned_with(record: str | None) -> tuple[FilePlan, ...]:
+        if not target.is_file:
+            return shards.file_plans(kept, aliases, record, limit, metadata, groups, target.stem)
+        recorded = {} if record is None else {METADATA_KEY: record}
+        return (safetensors.file_plan(basename(target.path), kept, {**metadata, **aliases, **recorded}),)
+
+    files = planned_with(structure)
     if structure is None and is_structured and _names(files) != list(kept):
         # A plain dict needs a record if casts or several files change the order of its names.
-        structure = plain_record(kept)
-        files = file_plans(kept, aliases, structure, target, limit, metadata, groups, target.stem)
+        files = planned_with(plain_record(kept))
     count = sum(file.name.endswith(SUFFIX) for file in files)
     if count > 1 and not of_states and (reader := _reader_of_one(source)):
         raise UsageError(
             f"{target.path} would have {count} files, but {reader} from one file.", "Leave --max-shard-size out."
         )
     return files, aliases, notices._replace(reported=reporter(files))
-
-
-def _grouped(names: Iterable[str], files: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return {file: its tensors} for tensors of these `names`; `files` are the files by tensor."""
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        groups.setdefault(files[name], []).append(name)
-    return dict(sorted(groups.items()))
 
 
 def _notices(
@@ -266,52 +263,9 @@ def _reader_of_one(source: Source) -> str:
     return "sentence-transformers reads such a module" if source.component else ""
 
 
-def _as_in(tensors: Mapping[str, LazyTensor], shards: Sequence[str], grouping: Mapping[str, str]) -> list[list[str]]:
-    """Group names by the input file that holds them: that which `grouping` says, or else their bytes come from."""
-    groups: dict[str, list[str]] = {path: [] for path in shards}
-    for name, tensor in tensors.items():
-        path = grouping.get(name) or next((file.stored.path for file in tensor.inputs()), shards[0])
-        groups[path if path in groups else shards[0]].append(name)
-    return [group for group in groups.values() if group] or [[]]
-
-
 def _names(files: Iterable[FilePlan]) -> list[str]:
     """Return the names of an output's tensors in the order in which its files hold them."""
     return [part.name for file in files for part in file.parts if isinstance(part, Data)]
-
-
-def file_plans(
-    tensors: dict[str, LazyTensor],
-    aliases: dict[str, str],
-    structure: str | None,
-    target: Target,
-    limit: int | None,
-    metadata: Mapping[str, str],
-    groups: Mapping[str, list[str]] | None = None,
-    stem: str = MODEL,
-) -> tuple[FilePlan, ...]:
-    """Plan one file, files of at most `limit` bytes of tensors, or the files `groups`, {name: names of its tensors}.
-    Each has the `metadata`. In a directory, names begin with `stem`."""
-    record = {} if structure is None else {METADATA_KEY: structure}
-    if target.is_file:
-        return (safetensors.file_plan(basename(target.path), tensors, {**metadata, **aliases, **record}),)
-    if groups is None:
-        groups = _numbered(pack({name: tensor.nbytes for name, tensor in tensors.items()}, {}, limit), stem)
-    contents = {name: {key: tensors[key] for key in group} for name, group in groups.items()}
-    is_one = [*groups] == shard_names(stem, SUFFIX, [None])
-    extra = aliases if is_one else {}
-    files = [safetensors.file_plan(name, content, {**metadata, **extra}) for name, content in contents.items()]
-    if structure is not None:
-        data = structure.encode()
-        files.append(FilePlan(FILE_NAME, len(data), (Literal(0, data),)))
-    if not is_one:
-        files.append(safetensors.index_plan(contents, aliases, stem))
-    return tuple(files)
-
-
-def _numbered(groups: list[list[str]], stem: str) -> dict[str, list[str]]:
-    """Return {name of a file: names of its tensors}."""
-    return dict(zip(shard_names(stem, SUFFIX, groups), groups, strict=True))
 
 
 def heading(

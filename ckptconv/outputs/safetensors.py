@@ -10,7 +10,7 @@ from json.encoder import encode_basestring
 from operator import itemgetter
 
 from ckptconv.errors import FailedError, UnsupportedError, UsageError
-from ckptconv.formats.model_files import INDEX_SUFFIX, MAX_HEADER, METADATA
+from ckptconv.formats.model_files import MAX_HEADER, METADATA
 from ckptconv.plan import Data, FilePlan, Literal
 from ckptconv.tensors.dtypes import DTYPE_RANK, DType
 from ckptconv.tensors.lazy import LazyTensor
@@ -105,14 +105,3 @@ def finished(file: str, header: Sequence[bytes]) -> bytes:
             "Write several files: a directory as OUTPUT, with a smaller --max-shard-size.",
         )
     return b"".join((length.to_bytes(8, "little"), *header, b"}", b" " * padding))
-
-
-def index_plan(files: Mapping[str, Mapping[str, LazyTensor]], metadata: Mapping[str, str], stem: str) -> FilePlan:
-    """Plan the index of a sharded output: the file of each tensor, and the total bytes of tensors."""
-    total = sum(tensor.nbytes for tensors in files.values() for tensor in tensors.values())
-    index = {
-        "metadata": {"total_size": total, **metadata},
-        "weight_map": {key: name for name, tensors in files.items() for key in tensors},
-    }
-    data = (json.dumps(index, indent=2, sort_keys=True) + "\n").encode()
-    return FilePlan(f"{stem}{INDEX_SUFFIX}", len(data), (Literal(0, data),))

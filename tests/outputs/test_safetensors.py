@@ -16,7 +16,8 @@ from safetensors.torch import save
 from ckptconv.engine.execute import carry_out
 from ckptconv.errors import CkptconvError, FailedError, UsageError
 from ckptconv.outputs import safetensors as output
-from ckptconv.plan import FilePlan, Literal, pack, shard_names
+from ckptconv.outputs.shards import pack, shard_names
+from ckptconv.plan import FilePlan, Literal
 from ckptconv.storage.files import Readers, look
 from ckptconv.storage.writing import LocalWriter
 from ckptconv.tensors.dtypes import DTYPES
@@ -99,7 +100,7 @@ def test_names_and_metadata_that_safetensors_cannot_hold_are_refused(monkeypatch
 )
 def test_shards_keep_the_order_hold_everything_once_and_keep_to_the_limit(sizes: list[int], limit: int) -> None:
     named = {f"t{number}": size for number, size in enumerate(sizes)}
-    groups = pack(named, {}, limit)
+    groups = pack(named, limit)
     assert sorted(name for group in groups for name in group) == sorted(named)
     for group in groups:
         assert len(group) == 1 or sum(named[name] for name in group) <= limit
@@ -107,14 +108,14 @@ def test_shards_keep_the_order_hold_everything_once_and_keep_to_the_limit(sizes:
 
 
 def test_a_tensor_over_the_limit_gets_a_file_of_its_own_and_the_shard_before_it_goes_on() -> None:
-    assert pack({"a": 4, "big": 20, "b": 4, "c": 4}, {}, 10) == [["big"], ["a", "b"], ["c"]]
+    assert pack({"a": 4, "big": 20, "b": 4, "c": 4}, 10) == [["big"], ["a", "b"], ["c"]]
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30))
 def test_shards_are_those_of_huggingface_hub(sizes: list[int]) -> None:
     state = {f"t{number}": torch.empty(size, dtype=torch.uint8) for number, size in enumerate(sizes)}
     theirs = huggingface_hub.split_torch_state_dict_into_shards(state, max_shard_size=20).filename_to_tensors
-    assert pack({name: tensor.nbytes for name, tensor in state.items()}, {}, 20) == list(theirs.values())
+    assert pack({name: tensor.nbytes for name, tensor in state.items()}, 20) == list(theirs.values())
 
 
 def test_shards_are_numbered_from_one() -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from ckptconv.cells import cut, cut_column, padded
 from ckptconv.cli import failures, signals
 from ckptconv.cli.console import Printer, say
+from ckptconv.cli.lines import format_memory
 from ckptconv.cli.progress import Counting
 from ckptconv.cli.reports import recorded
 from ckptconv.cli.terminal import width
@@ -26,7 +27,7 @@ from ckptconv.process import peak_rss
 from ckptconv.storage.handles import resolved
 from ckptconv.storage.paths import basename, dirname, is_remote, join
 from ckptconv.storage.writing import writing
-from ckptconv.text import count_of, format_memory, format_size, printable
+from ckptconv.text import count_of, format_size, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

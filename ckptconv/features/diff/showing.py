@@ -7,12 +7,12 @@ from itertools import chain
 from typing import Any
 
 from ckptconv.cells import cells, cut_column, padded
-from ckptconv.cli.lines import Line, Words, table_row
+from ckptconv.cli.lines import Line, Words, format_memory, table_row
 from ckptconv.features.diff.changes import Change
 from ckptconv.features.diff.difference import CHANGED, DTYPE, EQUAL, ONLY_A, ONLY_B, SHAPE, Difference, TensorDifference
 from ckptconv.features.reporting.quantized import Quantization, Steps
 from ckptconv.features.reporting.tensor_info import TensorInfo
-from ckptconv.text import count_of, format_memory, format_size, printable, some
+from ckptconv.text import count_of, format_size, printable, some
 
 # The most tensors that are listed by default, and the most cells of a name if there is no screen to fit into.
 LISTED = 40

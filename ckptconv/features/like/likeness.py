@@ -22,8 +22,9 @@ from ckptconv.options import registered
 from ckptconv.options.table import Options
 from ckptconv.outputs.computed import Computing, From
 from ckptconv.outputs.selected import Reporter, Selected
+from ckptconv.outputs.shards import shard_names
 from ckptconv.outputs.targets import is_output_name
-from ckptconv.plan import NUMBERED, Data, FilePlan, shard_names
+from ckptconv.plan import NUMBERED, Data, FilePlan
 from ckptconv.storage.paths import basename
 from ckptconv.tensors.dtypes import DType, can_cast
 from ckptconv.tensors.lazy import LazyTensor

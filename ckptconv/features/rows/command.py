@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ckptconv.cli import signals
+from ckptconv.cli.lines import format_memory
 from ckptconv.cli.options import SHOWING, divided, named, run, taking
 from ckptconv.cli.typer_compat import Command, Group
 from ckptconv.features.rows.options import LAYOUT, PACKING, ROWS
-from ckptconv.text import format_memory, format_size
+from ckptconv.text import format_size
 
 if TYPE_CHECKING:
     from ckptconv.features.rows.check import CheckReport

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from ckptconv.cli.lines import format_time
 from ckptconv.errors import CkptconvError, StoppedError, UsageError
 from ckptconv.features.companions.directory import LARGEST
 from ckptconv.features.removal.area import LESSEN, REMOVE
@@ -24,7 +25,7 @@ from ckptconv.formats.registered import describing, is_companion_name
 from ckptconv.storage.handles import Handle, resolved
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote, normalize
-from ckptconv.text import format_time, some
+from ckptconv.text import some
 
 KEEP = "keep"
 # Why a step of files stays where others are reduced.

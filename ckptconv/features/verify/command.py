@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ckptconv.cli.lines import format_memory
 from ckptconv.cli.options import SHOWING, named, run, taking
 from ckptconv.cli.reports import FEW, contents, duration
 from ckptconv.features.verify.keywords import VERIFYING
 from ckptconv.options.table import OPTIONS, TENSORS
-from ckptconv.text import count_of, format_memory, format_size
+from ckptconv.text import count_of, format_size
 
 if TYPE_CHECKING:
     from ckptconv.features.verify.report import Verification

@@ -18,7 +18,7 @@ from stores import FAR
 import ckptconv
 from ckptconv import convert
 from ckptconv.errors import CorruptError, UsageError
-from ckptconv.features.companions import directory
+from ckptconv.features.companions import reading
 from ckptconv.options.table import OPTIONS
 from ckptconv.outputs.targets import MANIFEST as NAME
 
@@ -141,7 +141,7 @@ def test_links_out_of_the_directory_are_not_followed_but_in_the_cache_of_the_hub
 
 
 def test_what_is_too_large_for_such_a_file_stays(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(directory, "LARGEST", 1 << 10)
+    monkeypatch.setattr(reading, "LARGEST", 1 << 10)
     report = convert(source, tmp_path / "out", copy_config=True)
     assert brought(tmp_path / "out").keys() == BROUGHT.keys() - {"tokenizer.json"}
     assert any("tokenizer.json was not copied" in text for text in report.warnings)
