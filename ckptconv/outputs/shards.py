@@ -33,11 +33,11 @@ def file_plans(
         data = structure.encode()
         files.append(FilePlan(FILE_NAME, len(data), (Literal(0, data),)))
     if not is_one:
-        files.append(_index_plan(contents, aliases, stem))
+        files.append(index_plan(contents, aliases, stem))
     return tuple(files)
 
 
-def _index_plan(files: Mapping[str, Mapping[str, LazyTensor]], metadata: Mapping[str, str], stem: str) -> FilePlan:
+def index_plan(files: Mapping[str, Mapping[str, LazyTensor]], metadata: Mapping[str, str], stem: str) -> FilePlan:
     """Plan the index of a sharded output: the file of each tensor, and the total bytes of tensors."""
     total = sum(tensor.nbytes for tensors in files.values() for tensor in tensors.values())
     index = {

@@ -16,7 +16,7 @@ from safetensors.torch import save
 from ckptconv.engine.execute import carry_out
 from ckptconv.errors import CkptconvError, FailedError, UsageError
 from ckptconv.outputs import safetensors as output
-from ckptconv.outputs.shards import pack, shard_names
+from ckptconv.outputs.shards import index_plan, pack, shard_names
 from ckptconv.plan import FilePlan, Literal
 from ckptconv.storage.files import Readers, look
 from ckptconv.storage.writing import LocalWriter
@@ -128,7 +128,7 @@ def test_shards_are_numbered_from_one() -> None:
 
 def test_the_index_is_sorted_and_counts_tensor_bytes() -> None:
     one, two = Inline(bytes(4), DTYPES["float32"], ()), Inline(bytes(6), DTYPES["int16"], (3,))
-    plan = output.index_plan({"f1": {"z": one}, "f2": {"a": two}}, {"tied": "a"}, "model")
+    plan = index_plan({"f1": {"z": one}, "f2": {"a": two}}, {"tied": "a"}, "model")
     (part,) = plan.parts
     assert isinstance(part, Literal)
     assert json.loads(part.data) == {
