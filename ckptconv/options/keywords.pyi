@@ -243,8 +243,7 @@ class _Planning(TypedDict, total=False):
 
     copy_config: bool | None
     """Copy config.json, the tokenizer and similar files to OUTPUT, a directory, for from_pretrained. Another name of
-    --no-copy-config is --no-extras. Default: on for hf:// inputs, diffusers pipelines, REF of --like, --quantize,
-    --dequantize, and parts."""
+    --no-copy-config is --no-extras. Default: on if INPUT is a directory whose config.json describes OUTPUT too."""
 
 
 class _Overwriting(TypedDict, total=False):

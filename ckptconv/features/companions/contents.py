@@ -22,7 +22,19 @@ def planned(source: Source, notices: Notices) -> tuple[tuple[FilePlan, ...], Not
     """Return the plans of the companions of `source`, and the `notices` of its output with further ones."""
     contents = {name: content(source, name, file, notices.change) for name, file in source.companions.items()}
     plans = (FilePlan(name, data.nbytes, (Copied(0, data),) if data.nbytes else ()) for name, data in contents.items())
-    return tuple(plans), notices if CONFIG in contents else _warned_of_quantization(notices)
+    if CONFIG not in contents:
+        return tuple(plans), _warned_of_quantization(notices)
+    notes = dtype_notes(source, notices.change)
+    return tuple(plans), notices._replace(notes=(*notices.notes, *notes))
+
+
+def dtype_notes(source: Source, change: Change) -> list[str]:
+    """Return a note if the copy of the configuration of `source` has another dtype than the original: after `change`,
+    that of the output's weights."""
+    copy = configuration(source, change)
+    said, says = (dtype_of(config) if config else "" for config in (source.config, copy))
+    instead = f"instead of {said}" if said else "which the original does not name"
+    return [f"The copy of {CONFIG} has the dtype of the output's weights, {says}, {instead}."] if says != said else []
 
 
 def _warned_of_quantization(notices: Notices) -> Notices:

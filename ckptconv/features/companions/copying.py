@@ -64,12 +64,12 @@ def with_companions(
     notes = [_copied(files, source, others)] if files else []
     source = reading.with_files(source, files, directory.options)
     if source.config is not None:
+        notes += reading.code_notes(source.config)
         # Weights that are like a reference have the dtype of its configuration, unless another one is requested.
         usual = "keep" if source.reference else source.defaults.dtype
         cast = options.dtype if options.dtype not in (None, "keep") else usual
         is_changed = source.quantized is not None and bool(source.quantized.formats)
         dtype = "" if cast == "keep" or is_changed else cast
-        notes += reading.notes(source.config, dtype)
         of_parts = pipelines(PIPELINES if source.component is not None else ())
         told = (text for module in of_parts for text in module.cast_warnings(source, dtype, directory.options))
         source = source._replace(warnings=[*source.warnings, *told])

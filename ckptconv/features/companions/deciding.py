@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from importlib import import_module
 
-from ckptconv.formats.registered import is_companion_name
 from ckptconv.formats.source import ADAPTER, ADAPTER_CONFIG, CONFIG, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.computed import ways_of
@@ -14,7 +13,6 @@ from ckptconv.outputs.targets import Target, is_beside
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import dirname, is_remote
 from ckptconv.storage.stores import is_repository
-from ckptconv.tensors.moves import File
 
 # What names the files of an input's directory that its output does not have: the module with `with_left`.
 LEAVING: tuple[str, ...] = (
@@ -28,11 +26,14 @@ def accompanied(source: Source, target: Target, options: Options, parts: Collect
     """Return `source` with the companions that are copied to `target`, and with notes and warnings about them; and
     `target` with the companions of an earlier output, which are removed. Features name the files that stay behind.
 
-    Companions of a reference go before those of the source. Without `copy_config`, only a reference, a repository of
-    the hub, and weights that are quantized or dequantized have any. A file at `target` stays unless an earlier output
-    copied it, or it is the same. `parts` are folders of other sources.
+    Companions of a reference go before those of the source. `_is_copied` says whose are copied without `copy_config`.
+    A file at `target` stays unless an earlier output copied it, or it is the same. `parts` are folders of others.
     """
     source, goal, stays = _accompanied(source, target, options)
+    if goal.replaces - source.companions.keys():
+        from ckptconv.features.companions.earlier import told_of_removal
+
+        source = told_of_removal(source, goal, options)
     directory = dirname(target.path) if target.is_file else target.path
     may_be_less = options.include or options.exclude or is_set("partial", options)
     if source.config is None and may_be_less and CONFIG not in goal.replaces:
@@ -63,9 +64,11 @@ def _accompanied(source: Source, target: Target, options: Options) -> tuple[Sour
     # in that of a reference, nothing is removed.
     is_near = is_beside(target.path, [origin for origin in (source, source.reference) if origin])
     is_known = not is_near and (not is_remote(target.path) or (bool(origins) and not is_set("part", options)))
-    earlier: Mapping[str, File] = {}
+    earlier: Collection[str] = ()
     if is_known and directory.kind == "directory":
-        earlier = _copied_earlier(directory)
+        from ckptconv.features.companions.earlier import copied_earlier
+
+        earlier = copied_earlier(directory)
     goal = target._replace(replaces=frozenset(earlier))
     if origins:
         from ckptconv.features.companions.copying import with_companions
@@ -77,14 +80,6 @@ def _accompanied(source: Source, target: Target, options: Options) -> tuple[Sour
     return source, goal, {"": UNASKED if options.asked("copy_config") is None else "--no-copy-config"}
 
 
-def _copied_earlier(directory: Location) -> Mapping[str, File]:
-    """Return the companions that an earlier output copied to `directory`, and that are unchanged."""
-    from ckptconv.publish.earlier import Directory
-
-    there = Directory(directory)
-    return {name: there.names[name].file for name in there.names if is_companion_name(name) and there.made_as(name)}
-
-
 def _is_copied(origin: Source, source: Source, options: Options) -> bool:
     """Whether the companions of `origin`, which is `source` or its reference, are to be copied."""
     asked: bool | None = options.asked("copy_config")
@@ -94,8 +89,20 @@ def _is_copied(origin: Source, source: Source, options: Options) -> bool:
         is_retold = bool(source.quantized and source.quantized.says) or any(
             way.retold for way in ways_of(source, options)
         )
-        return origin is source.reference or is_repository(origin.path) or is_bare or is_retold
+        is_unasked = origin is source.reference or is_repository(origin.path) or is_bare or is_retold
+        return is_unasked or _is_described(source, options)
     return asked
+
+
+def _is_described(source: Source, options: Options) -> bool:
+    """Whether `source` is the directory of a model with a configuration that describes the output's tensors too."""
+    place = Location(source.path, dict(options.storage_options))
+    places = [place, *(place.at(pointer).parent for pointer in source.pointers[:1])]
+    if place.kind != "directory" or not any(CONFIG in near.names for near in places):
+        return False
+    from ckptconv.features.companions.describing import is_described
+
+    return is_described(source, place.names, options)
 
 
 def _wanted(origin: Source, source: Source, options: Options) -> Collection[str] | None:

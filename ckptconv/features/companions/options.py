@@ -9,7 +9,7 @@ from ckptconv.options.registered import FLAGS
 
 
 class CompanionOptions(Given):
-    """Whether companions are copied; None: those of some inputs."""
+    """Whether companions are copied; None: those of some inputs (see `deciding`)."""
 
     copy_config: bool | None = option(
         SWITCH,
@@ -18,7 +18,7 @@ class CompanionOptions(Given):
         flags=FLAGS["copy_config"],
         group=OUTPUT,
         common="convert",
-        fallback="on for hf:// inputs, diffusers pipelines, REF of --like, --quantize, --dequantize, and parts",
+        fallback="on if INPUT is a directory whose config.json describes OUTPUT too",
     )
 
 

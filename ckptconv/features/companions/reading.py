@@ -121,18 +121,12 @@ def _read(file: File, source: Source, options: Mapping[str, object]) -> Mapping[
     return configs.read(Location(file.path, dict(options))) if derived is None else derived
 
 
-def notes(config: Mapping[str, Any], dtype: str) -> list[str]:
-    """Return notes about a configuration that is copied beside weights cast to `dtype`; "" if they were not cast."""
-    texts = []
-    said = configs.dtype_of(config)
-    if dtype and said and dtype != said:
-        texts.append(f"{CONFIG} was changed from {said} to {dtype}, the dtype that the weights were cast to.")
+def code_notes(config: Mapping[str, Any]) -> list[str]:
+    """Return a note if a configuration that is copied names code, which is not."""
     own = config.get("auto_map")
     named = [text for text in own.values() if isinstance(text, str)] if isinstance(own, dict) else []
     code = dict.fromkeys(f"{text.split('.')[0]}.py" for text in named if "--" not in text)
-    if code:
-        texts.append(
-            f"{CONFIG} names code of the repository, which was not copied: {some(code, form=str)}. Loading the model "
-            "needs this code, and runs it."
-        )
-    return texts
+    if not code:
+        return []
+    needed = "Loading the model needs this code, and runs it."
+    return [f"{CONFIG} names code of the repository, which was not copied: {some(code, form=str)}. {needed}"]

@@ -15,7 +15,7 @@ from ckptconv.engine.buffers import Tally
 from ckptconv.engine.ranges import FileBytes
 from ckptconv.errors import CorruptError, UsageError
 from ckptconv.features.companions import reading
-from ckptconv.features.companions.contents import content
+from ckptconv.features.companions.contents import content, dtype_notes
 from ckptconv.features.companions.deciding import LEAVING
 from ckptconv.formats import opening
 from ckptconv.formats.model_files import SAFETENSORS
@@ -113,6 +113,7 @@ class VirtualFiles(Mapping[str, VirtualFile]):
                 change = _change(files)
                 opened = Source(self.format, SAFETENSORS, path, {})
                 opened = reading.with_files(opened, reading.together(opened, known), known)
+                self.notes = dtype_notes(opened, change)
             else:
                 opened = opening.opened(path, chosen, key=chosen.key, **chosen.fitting())
                 opened = reading.with_files(opened, reading.together(opened, known), known)
@@ -128,7 +129,7 @@ class VirtualFiles(Mapping[str, VirtualFile]):
         inputs = dict.fromkeys(source_file.stored for file in files for source_file in file.inputs())
         self.version = _hash(decided, *(f"{source_file.size} {source_file.stamp}" for source_file in inputs))
         if opened.config is not None:
-            self.notes += reading.notes(opened.config, change.dtype)
+            self.notes += reading.code_notes(opened.config)
         names = {file.name for file in files}
         copies = [
             _copy(name, content(opened, name, file, change))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 # Of the option: its default, a value, and how that may be written; values that it has not; and what becomes of it in
-# each kind of output.
+# each kind of output, beside an option without which the directory's configuration is copied unasked.
 ACCEPTED_VALUES: dict[str, tuple[Any, Any, list[Any]]] = {"copy_config": (None, True, [True])}
 REFUSED_VALUES: dict[str, list[Any]] = {"copy_config": [1, "yes", "auto"]}
-ROWS_OF_KINDS: dict[str, tuple[Any, ...]] = {"copy_config": ("shss", {"copy_config": True})}
+ROWS_OF_KINDS: dict[str, tuple[Any, ...]] = {"copy_config": ("shss", {"copy_config": True}, (("rename", "^l1=q"),))}
 # Options that other programs do not have, and the advice on what is alike.
 OTHER_OPTIONS = {"--copy": "Did you mean --copy-config?"}
 # Words of a command that succeeds, and what of others it replaces.

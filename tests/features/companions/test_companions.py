@@ -12,7 +12,7 @@ import torch
 from cells import VERIFIED, offered, verified, verified_here
 from checkpoints import ckptconv_here
 from fsspec.implementations.memory import MemoryFileSystem
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from stores import FAR
 
 import ckptconv
@@ -80,9 +80,43 @@ def test_data_that_a_model_is_loaded_with_is_copied_and_nothing_else(source: Pat
     assert told["source"]["inputs"].keys() == {"pytorch_model.bin", *BROUGHT}
 
 
-def test_directories_are_not_copied_from_unless_that_is_asked_for(source: Path, tmp_path: Path) -> None:
-    convert(source, tmp_path / "out")
+def test_a_directory_that_its_configuration_describes_is_copied_from_unless_that_is_declined(
+    source: Path, tmp_path: Path
+) -> None:
+    report = convert(source, tmp_path / "out")
+    assert brought(tmp_path / "out") == BROUGHT
+    assert any(note.startswith("copied: ") and "config.json" in note for note in report.notes)
+    verify(source, tmp_path / "out")
+    report = convert(source, tmp_path / "bare", copy_config=False)
+    assert brought(tmp_path / "bare") == {}
+    assert any("config.json" in note and "--no-copy-config" in note for note in report.notes)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"rename": ["^layers=blocks"]}, {"include": ["layers.0.*"]}, {"strip_prefix": "layers."}],
+    ids=["renamed", "a part", "without a prefix"],
+)
+def test_a_directory_is_not_copied_from_if_its_configuration_may_not_describe_the_output(
+    options: dict[str, Any], source: Path, tmp_path: Path
+) -> None:
+    report = convert(source, tmp_path / "out", **options)
     assert brought(tmp_path / "out") == {}
+    assert any("config.json" in note and "not copied without --copy-config" in note for note in report.notes)
+
+
+def test_a_directory_without_a_model_or_a_configuration_of_it_is_not_copied_from(source: Path, tmp_path: Path) -> None:
+    convert(source / "pytorch_model.bin", tmp_path / "of-a-file")
+    (source / "config.json").write_text("no JSON")
+    convert(source, tmp_path / "unreadable")
+    (source / "config.json").unlink()
+    convert(source, tmp_path / "without")
+    (source / "config.json").write_bytes(BROUGHT["config.json"])
+    (source / "pytorch_model.bin").unlink()
+    save_file(MODEL, source / "consolidated.safetensors")
+    convert(source, tmp_path / "of-another-library")
+    for name in ("of-a-file", "unreadable", "without", "of-another-library"):
+        assert brought(tmp_path / name) == {}, name
 
 
 def test_the_command_line(source: Path, tmp_path: Path) -> None:
@@ -185,7 +219,9 @@ def test_the_dtype_in_a_configuration_follows_the_weights_at_every_depth(source:
         "dtype": "auto",
         "limit": [0.0, float("inf")],
     }
-    assert any("config.json was changed from float32 to bfloat16" in note for note in report.notes)
+    assert (
+        "The copy of config.json has the dtype of the output's weights, bfloat16, instead of float32." in report.notes
+    )
     verified(source, tmp_path / "out", copy_config=True, dtype="bf16")
     for files in offered(source, dtype="bf16"):
         assert json.loads(files.read_bytes("config.json")) == made
@@ -223,8 +259,20 @@ def test_what_an_earlier_output_brought_is_replaced_or_goes(source: Path, tmp_pa
     report = convert(source, out, copy_config=True)
     assert brought(out) == {name: (source / name).read_bytes() for name in BROUGHT if name != "merges.txt"}
     assert report.warnings == []
-    convert(source, out)
+    assert any("removed" in note and "merges.txt" in note and "config.json" not in note for note in report.notes)
+    report = convert(source, out, rename=["^layers=blocks"])
     assert brought(out) == {}
+    assert any("config.json" in text and "--copy-config copies such files" in text for text in report.warnings)
+
+
+def test_copies_of_an_earlier_output_that_an_option_declines_are_removed_with_a_note(
+    source: Path, tmp_path: Path
+) -> None:
+    convert(source, tmp_path / "out")
+    report = convert(source, tmp_path / "out", copy_config=False)
+    assert brought(tmp_path / "out") == {}
+    assert any("removed" in note and "config.json" in note for note in report.notes)
+    assert report.warnings == []
 
 
 def test_what_was_changed_since_is_the_users(source: Path, tmp_path: Path) -> None:

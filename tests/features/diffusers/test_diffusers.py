@@ -140,7 +140,7 @@ def test_without_configuration_the_models_alone_are_written(pipeline: Path) -> N
 
 def test_one_of_its_models_keeps_the_name_of_its_file(pipeline: Path) -> None:
     output = convert(pipeline / "unet")
-    assert files(pipeline / "out") == {f"{OF_DIFFUSERS}.safetensors"}
+    assert files(pipeline / "out") == {f"{OF_DIFFUSERS}.safetensors", "config.json"}
     verified(pipeline / "unet", output)
 
 

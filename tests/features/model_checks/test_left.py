@@ -54,7 +54,8 @@ def test_every_file_that_the_output_lacks_is_in_the_report_with_a_reason(source:
     there = {path.name for path in (tmp_path / "copied").iterdir()}
     assert named(report) == LEFT | {"onnx": "folders are not copied", "adapter_config.json": "it belongs to an adapter"}
     assert {path.name for path in source.iterdir()} == {"pytorch_model.bin", *named(report), *(COPIED.keys() & there)}
-    plain = named(convert(source, tmp_path / "plain"))
+    assert named(convert(source, tmp_path / "described")) == named(report)
+    plain = named(convert(source, tmp_path / "plain", rename=["^=model."]))
     assert plain == LEFT | {"onnx": "folders are not copied"} | dict.fromkeys(
         COPIED, "not copied without --copy-config"
     )

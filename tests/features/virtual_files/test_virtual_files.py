@@ -223,7 +223,10 @@ def test_a_note_says_what_the_configuration_says_now(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama", "dtype": "float32"}')
     with ckptconv.VirtualFiles(tmp_path, dtype="bf16") as files:
         assert json.loads(files.read_bytes("config.json"))["dtype"] == "bfloat16"
-        assert "config.json was changed from float32 to bfloat16, the dtype" in " ".join(files.notes)
+        assert (
+            "The copy of config.json has the dtype of the output's weights, bfloat16, instead of float32."
+            in " ".join(files.notes)
+        )
     with ckptconv.VirtualFiles(tmp_path) as files:
         assert "config.json" not in " ".join(files.notes)
 

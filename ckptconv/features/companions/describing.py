@@ -1,0 +1,34 @@
+"""Whether the configuration in a model's directory describes the tensors of an output too: it is copied without an
+option then, with the other companions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from ckptconv.features.companions.directory import companions_of
+from ckptconv.formats import configs
+from ckptconv.formats.model_files import TORCH_MODELS, holds_whole
+from ckptconv.formats.registered import DEEPSPEED, pipelines
+from ckptconv.formats.source import CONFIG, STEMS, Source
+from ckptconv.options.table import Options
+from ckptconv.outputs.kinds import is_set
+from ckptconv.storage.location import Location
+
+# Options after which an output may have other names than a configuration describes; and the beginnings of the names of
+# files whose tensors it describes.
+_NAMING = ("key", "include", "strip_prefix", "rename", "map", "raw", "partial")
+_DESCRIBED = (*STEMS, *(name.partition(".")[0] for name in TORCH_MODELS))
+
+
+def is_described(source: Source, names: Collection[str], options: Options) -> bool:
+    """Whether a configuration in the directory of `source`, which has these `names`, describes the output's tensors."""
+    if source.reference or "map" in source.computed or any(is_set(name, options) for name in _NAMING):
+        return False
+    is_model = holds_whole(names) and any(name.startswith(_DESCRIBED) for name in source.inputs)
+    if not is_model and source.family != DEEPSPEED:
+        return False
+    # One module of sentence-transformers is not what its configuration describes.
+    files = companions_of(source, options.storage_options).files
+    is_whole = CONFIG in files and not pipelines(files)
+    return is_whole and configs.known(Location(files[CONFIG].path, dict(options.storage_options))) is not None
