@@ -918,8 +918,13 @@ def test_a_note_says_which_zero_point_is_beyond_the_largest_of_gptq(tmp_path: Pa
 
 def test_bytes_that_are_no_codes_stay_as_they_are(tmp_path: Path) -> None:
     others = {"a": torch.arange(5, dtype=torch.int8), "b.scale": torch.ones(3), "b.weight": torch.ones(3)}
-    made = weights(model_directory(tmp_path / "in", {**GOOD, **others}), tmp_path / "out")
+    source = model_directory(tmp_path / "in", {**GOOD, **others})
+    made = weights(source, tmp_path / "out")
     assert bits({name: made[name] for name in others}) == bits(others)
+    told = "not quantized, and still float32: 'b.scale', 'b.weight'. --dtype bfloat16 casts them too."
+    assert told in ckptconv.convert(source, tmp_path / "again", dequantize=True).notes
+    whole = ckptconv.convert(source, tmp_path / "cast", dequantize=True, dtype="bf16")
+    assert not any("not quantized, and still" in note for note in whole.notes)
 
 
 def test_scales_of_activations_go_with_the_weights(tmp_path: Path) -> None:
