@@ -42,6 +42,8 @@ STATUSES = (ONLY_A, ONLY_B, SHAPE, DTYPE, CHANGED, EQUAL) = ("only_a", "only_b",
 THROUGH_CODES: dict[str, str] = {
     "quantized": "ckptconv.features.quantized.steps",
 }
+# What shows a difference as lines of text, which imports this module.
+SHOWING = "ckptconv.features.diff.showing"
 # The prefix of the names of optimizer states.
 _STATES = "optimizer."
 # The most names, and the most dots in a name, that are tried for a prefix that only one side has.
@@ -228,6 +230,11 @@ class Difference(Shown):
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
         parts = {name: values[name] and asdict(values[name]) for name in ("delta", "quantization")}
         return {**values, **parts, "tensors": [_row(tensor) for tensor in self.tensors[:top]]}
+
+    def __str__(self) -> str:
+        """Return the text that the command prints, with the first of the tensors that differ."""
+        lines = import_module(SHOWING).overview(self)
+        return "\n".join("".join(words.text for words in line) for line in lines)
 
 
 def _row(tensor: TensorDifference) -> dict[str, Any]:

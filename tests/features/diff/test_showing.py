@@ -49,6 +49,20 @@ def test_a_notebook_shows_what_was_found(tmp_path: Path) -> None:
     assert found._repr_html_().startswith("<table><caption>Difference</caption><tr>")
 
 
+def test_python_prints_what_the_command_prints_and_no_more_tensors(tmp_path: Path) -> None:
+    for name, value in (("a", 1.0), ("b", 2.0)):
+        save_file(
+            {f"layer.{number}": torch.full((2,), value) for number in range(99)}, tmp_path / f"{name}.safetensors"
+        )
+    paths = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
+    printed = str(ckptconv.diff(*paths)).splitlines()
+    assert printed[0] == f"A  {paths[0]}: safetensors"
+    assert "different: of 99 tensors, 99 changed" in printed
+    assert 40 < len(printed) < 60
+    shown = ckptconv_here("diff", *paths).out.splitlines()
+    assert [line for line in shown if line not in printed and "peak memory" not in line] == []
+
+
 def test_one_file_of_many_is_compared_by_whoever_says_so(tmp_path: Path) -> None:
     path = making(STATE, "model-00002-of-00002.safetensors")(tmp_path)
     ckptconv.convert(path, tmp_path / "o.safetensors", alone=True, fsync=False)
