@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from ckptconv.errors import CkptconvError, FailedError, UsageError
 from ckptconv.features.http.answers import call_soon, check_range, check_version, pass_on, soon
@@ -28,7 +29,7 @@ _LISTED = re.compile(r"([A-Za-z0-9-]+)=:?([A-Za-z0-9+/=]+):?")
 
 
 def _call(fs: Any, method: str, inner: str, **settings: Any) -> Any:
-    if method == "info" and inner.endswith("/"):
+    if method == "info" and (inner.endswith("/") or not urlsplit(inner).path):
         return {"type": "directory"}  # its listing, if any, is a page of links
     answer = call_soon(fs, method, inner, **settings)
     if method == "info":

@@ -15,13 +15,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from ckptconv.errors import CkptconvError, FailedError, StoppedError
 from ckptconv.features.virtual_files.files import VirtualFile, VirtualFiles
-from ckptconv.text import reason
+from ckptconv.text import format_size, reason
 from ckptconv.version import __version__
 
 # The most connections at a time: each has a thread and its buffers. One more replaces an idle one.
@@ -242,7 +243,9 @@ class Handler(BaseHTTPRequestHandler):
         try:
             if name in files:
                 self._send_file(name, files[name])
-            elif path == "/" or (not resolved and _MODEL.fullmatch(path)):
+            elif path == "/":
+                self._send("text/html; charset=utf-8", _page(files).encode())
+            elif not resolved and _MODEL.fullmatch(path):
                 self._send_json(self._model(path, with_sizes="blobs" in parameters))
             elif _REFS.fullmatch(path):
                 main = {"name": "main", "ref": "refs/heads/main", "targetCommit": files.version}
@@ -257,7 +260,7 @@ class Handler(BaseHTTPRequestHandler):
         self.connection.settimeout(IDLE)
 
     def _model(self, path: str, with_sizes: bool) -> dict[str, Any]:
-        parts = path.removeprefix("/api/models/").split("/revision/")[0].strip("/") or "checkpoint"
+        parts = path.removeprefix("/api/models/").split("/revision/")[0]
         files = self.server.files
         return {
             "id": parts,
@@ -327,8 +330,10 @@ class Handler(BaseHTTPRequestHandler):
         _shut(self.connection)
 
     def _send_json(self, value: Any) -> None:
-        data = json.dumps(value).encode()
-        self._begin(200, {"Content-Type": "application/json", "Content-Length": str(len(data))})
+        self._send("application/json", json.dumps(value).encode())
+
+    def _send(self, kind: str, data: bytes) -> None:
+        self._begin(200, {"Content-Type": kind, "Content-Length": str(len(data))})
         if self.command != "HEAD":
             self.wfile.write(data)
 
@@ -353,6 +358,14 @@ class Handler(BaseHTTPRequestHandler):
         if self.close_connection:
             self.send_header("Connection", "close")
         self.end_headers()
+
+
+def _page(files: VirtualFiles) -> str:
+    """Return a page with a link to each file, from which people and programs list the files of a server."""
+    links = (
+        f'<li><a href="/{quote(name)}">{escape(name)}</a> {format_size(file.size)}' for name, file in files.items()
+    )
+    return f"<!DOCTYPE html>\n<title>Files of a checkpoint</title>\n<ul>\n{chr(10).join(links)}\n</ul>\n"
 
 
 def _shut(connection: socket.socket) -> None:

@@ -11,7 +11,7 @@ import torch
 from features.http.server import http_server
 from remote import KIB, a_model, converted_here
 
-from ckptconv import convert
+from ckptconv import convert, verify
 from ckptconv.errors import FailedError, UsageError
 from ckptconv.features.remote import access
 from ckptconv.formats.detect import open_source
@@ -65,6 +65,13 @@ def test_a_server_of_files_is_read_by_ranges(model: Path, plain: Path, tmp_path:
         report = convert(f"{counted.endpoint}/model.pt?version=1", tmp_path / "out.safetensors")
         assert counted.bytes_asked < 1.05 * report.bytes_written
     assert (tmp_path / "out.safetensors").read_bytes() == (plain / "plain.safetensors").read_bytes()
+
+
+def test_the_address_of_a_server_alone_is_its_first_directory(plain: Path, tmp_path: Path) -> None:
+    with http_server(plain / "plain", lists=True) as files:
+        for number, end in enumerate(("", "/")):
+            convert(f"{files.endpoint}{end}", tmp_path / str(number))
+            assert verify(plain / "plain", tmp_path / str(number)).tensors
 
 
 def test_a_server_without_ranges_is_read_once_from_beginning_to_end(model: Path, plain: Path, tmp_path: Path) -> None:

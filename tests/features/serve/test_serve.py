@@ -8,6 +8,7 @@ import http.client
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -456,6 +457,14 @@ def test_a_signal_that_comes_while_a_connection_is_taken_ends_it_too(served: Ser
     except StoppedError:
         with pytest.raises(StoppedError):
             served.handle_error(None, ("127.0.0.1", 1))
+
+
+def test_its_first_page_links_to_each_file(place: Path) -> None:
+    with serving(VirtualFiles(place / "model.pt", max_shard_size="5MB")) as made:
+        links = re.findall(r'<a href="(.*?)">', ask(made, "/").body.decode())
+        assert len(links) > 2
+        assert [link.removeprefix("/") for link in links] == [*made.files]
+        assert all(ask(made, link).status == 200 for link in links)
 
 
 def test_it_tells_programs_where_it_is(place: Path) -> None:
