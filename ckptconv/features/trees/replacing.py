@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +11,7 @@ from ckptconv.errors import UsageError
 from ckptconv.formats import model_files
 from ckptconv.formats.run_names import LATEST, MAX_TAG, STATES, TREES
 from ckptconv.formats.source import ADAPTER_CONFIG, CONFIG
+from ckptconv.options.kinds import OptionWarning
 from ckptconv.options.table import Options
 from ckptconv.outputs.targets import pointer_of
 from ckptconv.publish.claims import Claim
@@ -52,6 +55,7 @@ def _check_pointer(path: str, form: str, made_as: str, overwrite: bool, stores: 
         return
     named = pointer.read_text(MAX_TAG).strip() if pointer.kind == "file" else ""
     named = f"iter_{named:0>7}" if named.isdigit() else named  # as Megatron-LM names a step
+    _warn_of_older(pointer, named, basename(path))
     if named in ("", basename(path)) or file_made_as(pointer, made_as) == made_as:
         return
     earlier = Directory(pointer.parent.child(named)).manifest if named == basename(named) else None
@@ -60,6 +64,15 @@ def _check_pointer(path: str, form: str, made_as: str, overwrite: bool, stores: 
             f"{pointer} names {named}, which ckptconv did not write, and would be replaced.",
             f"Write the {made_as} checkpoint to another directory, or give --overwrite.",
         )
+
+
+def _warn_of_older(pointer: Location, named: str, step: str) -> None:
+    """Warn if the file next to a tree named a later step than `step`, by their numbers, and is to name this one."""
+    is_alike = re.sub(r"\d+", "#", named) == re.sub(r"\d+", "#", step)
+    numbers = [[int(number) for number in re.findall(r"\d{1,18}", name)] for name in (step, named)]
+    if is_alike and numbers[0] < numbers[1]:
+        text = f"{pointer} names {named}, and from now on {step}, an older step: programs that follow it load that one."
+        warnings.warn(text, OptionWarning, stacklevel=2)
 
 
 def _hidden_models(pointer: Location) -> list[str]:

@@ -56,3 +56,12 @@ def test_it_stands_beside_other_outputs_but_not_beside_one_of_its_own() -> None:
 def test_it_is_made_of_one_input_and_has_a_name() -> None:
     ckptconv_here(*convert("--to", "universal")).refused(2, "needs an OUTPUT: a directory")
     ckptconv_here(*convert("x", "--to", "DeepSpeed")).refused(2, "Did you mean universal?")
+
+
+def test_a_pointer_that_is_set_back_to_an_older_step_is_named() -> None:
+    for step, older in (("run/step20", ""), ("run/step100", ""), ("run/step20", "step100"), ("run/best", "")):
+        Path("run").mkdir(exist_ok=True)
+        warned = done(ckptconv_here(*convert(step, "--to", "universal"))).err
+        named = f"latest_universal names {older}, and from now on {Path(step).name}, an older step"
+        assert (named in warned, "older step" in warned) == (bool(older), bool(older)), step
+        assert Path("run/latest_universal").read_text() == Path(step).name
