@@ -51,7 +51,8 @@ class Run(NamedTuple):
     """The steps in the directory of a run, the oldest first.
 
     `pointers` are the files, and `links` the symbolic links, that name a step: {name: step}, "" for one that is not
-    there. `links` are no steps themselves. `beside` has the number of a step, and is none.
+    there. `links` are no steps themselves. `beside` has the number of a step, and is none. `is_named`: the user
+    gave the pattern of its steps' names.
     """
 
     place: Location
@@ -59,6 +60,7 @@ class Run(NamedTuple):
     pointers: Mapping[str, str]
     links: Mapping[str, str]
     beside: tuple[Beside, ...] = ()
+    is_named: bool = False
 
     @property
     def naming(self) -> dict[str, str]:
@@ -84,7 +86,7 @@ def run_at(place: Location) -> Run:
         run = _run_in(place.parent, place.name)
         if not run.steps:
             raise UsageError(f"{place.parent} has no step whose name is like {place.name}.")
-        return run
+        return run._replace(is_named=True)
     check_directory(place)
     run = _run_in(place)
     if run.steps and not all(_is_run(place, step.name) for step in run.steps):

@@ -14,7 +14,7 @@ from ckptconv.features.companions.directory import LARGEST
 from ckptconv.features.removal.area import LESSEN, REMOVE
 from ckptconv.features.removal.entries import LINKS, StrangeError, entries_of
 from ckptconv.features.runs.marks import Marks
-from ckptconv.features.runs.names import number_of
+from ckptconv.features.runs.names import is_padded, number_of, stem
 from ckptconv.features.runs.run import Run, run_at
 from ckptconv.features.runs.step import Step
 from ckptconv.features.runs.whole import WEIGHTS, Judged, is_optimizer, judged, newest_good, opened
@@ -184,7 +184,21 @@ def held_steps(
     for other in run.beside:
         if other.like and other.like not in options["remove"]:
             held[other.like].append(f"{other.step.name} has its number too")
+    for step in [] if run.is_named else run.steps:
+        if step.name not in options["remove"] and not _is_surely_step(step, run):
+            name = run.place.join(step.series[0] if step.series else step.name)
+            held[step.name].append(f"its number may not be that of a step: '{name}' names steps")
     return held
+
+
+def _is_surely_step(step: Step, run: Run) -> bool:
+    """Whether more than a number in the name of a file tells that it is a step: vit_224.pt may be another model than
+    vit_384.pt."""
+    stems = [stem(name) for name in step.names if step.is_files]
+    tells = any(number_of(name) is not None for name in stems) or any(
+        is_padded(stem(other.name)) for other in run.steps
+    )
+    return not stems or tells or step.optimizers > 0 or step.name in run.naming.values()
 
 
 def _reasons(

@@ -226,6 +226,22 @@ def test_steps_of_files_go_with_all_of_their_files_and_nothing_less_of_them_is_k
     assert names(tmp_path) == {"model_3.pt", "optim_3.pt"}
 
 
+def test_a_file_whose_number_may_be_a_size_goes_only_if_it_is_named(tmp_path: Path) -> None:
+    for size in (224, 384):
+        torch.save(state_of(1), tmp_path / f"vit_{size}.pt")
+    shown = done(thin(tmp_path, "--keep-last", 1, "--yes"))
+    assert f"its number may not be that of a step: '{tmp_path}/vit_*' names steps" in shown.out
+    assert names(tmp_path) == {"vit_224.pt", "vit_384.pt"}
+    done(thin(tmp_path / "vit_*", "--keep-last", 1, "--yes"))
+    assert names(tmp_path) == {"vit_384.pt"}
+    # Names of a fixed width are those of a counter.
+    for number in ("000999", "001000"):
+        torch.save(state_of(1), tmp_path / f"vit_{number}.pt")
+    (tmp_path / "vit_384.pt").unlink()
+    done(thin(tmp_path, "--keep-last", 1, "--yes"))
+    assert names(tmp_path) == {"vit_001000.pt"}
+
+
 def test_nothing_goes_of_a_directory_with_several_runs_and_what_has_no_steps_number_is_none(tmp_path: Path) -> None:
     runs = {"vit_epoch_": (1, 2, 3), "resnet_epoch_": (11, 12, 13), "llama-": ("7b", "13b")}
     for start, numbers in runs.items():
