@@ -55,7 +55,7 @@ WORDS = {
     "--filter --pattern --select --only": "Use --include GLOB.",
     "--skip-keys --skip --ignore --drop": "Use --exclude GLOB.",
     "--no-metadata": "Use --no-structure.",
-    "--log-level --debug": "Use --verbose.",
+    "--log-level --debug --log --log-file --logfile": "Use --verbose; 2> FILE writes the messages to a file.",
     "--remove-prefix --prefix --strip": "Use --strip-prefix PREFIX.",
     "--add-prefix": "Use --rename '^=PREFIX'.",
 }
@@ -72,6 +72,7 @@ ELSEWHERE = {
         "safetensors.tensorflow, .flax and .numpy."
     ),
     "npy": 'ckptconv.open(INPUT, framework="np") reads tensors as arrays in Python: numpy.save writes one.',
+    "codes exit errors": "ckptconv --help lists the exit codes.",
     "gptq awq": "GPTQ and AWQ need sample data: use their own programs, or convert --quantize fp8-block.",
     "unmerge demerge extract-lora lora-extract": (
         "An adapter cannot be taken out of a merged model again: keep its base. ckptconv diff BASE MODEL --delta DIR "

@@ -182,6 +182,7 @@ def test_a_word_for_what_no_command_does_is_met_with_what_to_use() -> None:
         "to-gguf": "convert_hf_to_gguf.py",
         "convert_hf_to_gguf.py": "convert_hf_to_gguf.py",
         "pt2onnx": "export the model with torch",
+        "exit-codes": "ckptconv --help lists the exit codes.",
     }.items():
         err = ckptconv_here(word, "model.pt").refused(2, f"No such command '{word}'. ", advice)
         assert "Did you mean" not in err
@@ -222,6 +223,7 @@ def test_options_of_other_programs_are_said_what_they_are_here() -> None:
         "--load-optimizer": "Use --optimizer PATH",
         "--num-proc": "Use --jobs N.",
         "--save-format": "It is --to KIND.",
+        "--log-file": "2> FILE",
     }.items():
         ckptconv_here("convert", "x.pt", option, "1").refused(2, f"There is no option {option}.", said)
     # Nothing is said of an option that the command has not.
