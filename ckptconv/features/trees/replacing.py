@@ -55,7 +55,7 @@ def _check_pointer(path: str, form: str, made_as: str, overwrite: bool, stores: 
         return
     named = pointer.read_text(MAX_TAG).strip() if pointer.kind == "file" else ""
     named = f"iter_{named:0>7}" if named.isdigit() else named  # as Megatron-LM names a step
-    _warn_of_older(pointer, named, basename(path))
+    _warn_of_other(pointer, named, basename(path))
     if named in ("", basename(path)) or file_made_as(pointer, made_as) == made_as:
         return
     earlier = Directory(pointer.parent.child(named)).manifest if named == basename(named) else None
@@ -66,12 +66,13 @@ def _check_pointer(path: str, form: str, made_as: str, overwrite: bool, stores: 
         )
 
 
-def _warn_of_older(pointer: Location, named: str, step: str) -> None:
-    """Warn if the file next to a tree named a later step than `step`, by their numbers, and is to name this one."""
+def _warn_of_other(pointer: Location, named: str, step: str) -> None:
+    """Warn if the file next to a tree names another step than `step`, which is not the next one by their numbers."""
     is_alike = re.sub(r"\d+", "#", named) == re.sub(r"\d+", "#", step)
     numbers = [[int(number) for number in re.findall(r"\d{1,18}", name)] for name in (step, named)]
-    if is_alike and numbers[0] < numbers[1]:
-        text = f"{pointer} names {named}, and from now on {step}, an older step: programs that follow it load that one."
+    if named not in ("", step) and not (is_alike and numbers[0] > numbers[1]):
+        older = f"{step}, an older step" if is_alike else step
+        text = f"{pointer} names {named}, and from now on {older}: programs that follow it load that one."
         warnings.warn(text, OptionWarning, stacklevel=2)
 
 
