@@ -13,13 +13,14 @@ from ckptconv.cli import signals
 from ckptconv.cli.options import named, output_of, taking
 from ckptconv.errors import CkptconvError, CorruptError, UnsafeError, UsageError
 from ckptconv.features.scan.options import COMMAND
-from ckptconv.text import format_size, some
+from ckptconv.text import count_of, format_size, some
 
 if TYPE_CHECKING:
     from ckptconv.features.scan.report import ScanReport
 
 # The most classes that are named.
 _NAMED = 5
+_NOTHING = "No file was scanned, so nothing was judged."
 
 OTHER_OPTIONS = {"--format --output-format --output-type": "Use --sarif FILE for SARIF, and --json for JSON."}
 OTHER_WORDS = {"scan": ("audit", "safe", "security", "picklescan", "fickling", "modelscan")}
@@ -79,8 +80,11 @@ def scan(
         output.print_json(error is None, {**dataclasses.asdict(report), **failure})
     else:
         output.tell(_lines(report, output.verbose))
-    if not report.files:
-        output.warn("No file was scanned, so nothing was judged.")
+    if report.links:
+        links = count_of(report.links, "symbolic link")
+        output.warn(f"{links} to directories, or to nothing, not followed: name their targets to scan them.")
+    if not report.files and not error:
+        output.warn(_NOTHING)
     if error:
         say(str(error))
         raise typer.Exit(error.exit_code)
@@ -89,7 +93,6 @@ def scan(
 def _lines(report: ScanReport, verbose: bool) -> Iterator[str]:
     """Yield a paragraph for each file that is not safe, with `verbose` for all, then the totals."""
     from ckptconv.features.scan.report import SAFE, UNREADABLE
-    from ckptconv.text import count_of
 
     for file in report.files:
         if file.findings or verbose:
@@ -113,14 +116,11 @@ def _lines(report: ScanReport, verbose: bool) -> Iterator[str]:
     if report.skipped:
         which = "it is not a checkpoint" if report.skipped == 1 else "they are not checkpoints"
         yield f"{count_of(report.skipped, 'file')} skipped: {which}"
-    if report.links:
-        yield f"{count_of(report.links, 'symbolic link')} not followed; to scan their targets, name them"
 
 
 def _error(report: ScanReport, fail_on: str) -> CkptconvError | None:
     """Return the error for the worst verdict that counts."""
     from ckptconv.features.scan.report import ATTACK, SUSPICIOUS, UNKNOWN, UNREADABLE, counts
-    from ckptconv.text import count_of
 
     # The worst verdict first: the words for one file and for several.
     verdicts = {
@@ -131,6 +131,8 @@ def _error(report: ScanReport, fail_on: str) -> CkptconvError | None:
     }
     failing = {id(file) for file in report.files if any(counts(finding.rule, fail_on) for finding in file.findings)}
     counted = Counter(file.verdict for file in report.files if file.verdict == UNREADABLE or id(file) in failing)
+    if not report.files and fail_on == "unknown":
+        return CorruptError(_NOTHING)
     if not counted:
         return None
     summary = some(

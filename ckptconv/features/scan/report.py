@@ -163,7 +163,7 @@ class ScanReport(Shown):
     """Files that are no checkpoints."""
 
     links: int = 0
-    """Symbolic links that were not followed."""
+    """Symbolic links that were not followed: to directories, and to nothing."""
 
     seconds: float = 0.0
     """How long it took."""

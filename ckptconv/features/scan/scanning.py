@@ -6,7 +6,7 @@ import functools
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -52,8 +52,8 @@ def scan(
 
     The verdict on a file is "safe", "suspicious", "attack" or "unreadable"; `ckptconv.features.scan.report.RULES`
     describes the reasons. A file's content decides its kind, not its name. Those that are no checkpoints are
-    counted and skipped. Directories are searched to any depth, hidden files too; symbolic links in them are not
-    followed. Pickles and descriptions are read, no tensor data, and nothing is run.
+    counted and skipped. Directories are searched to any depth, hidden files too. Symbolic links to files are followed;
+    a link to a directory that is not searched otherwise is "unknown". Pickles and descriptions are read, no tensor data, and nothing is run.
 
     Raise UsageError for a path that does not exist. A file that cannot be read is a verdict, not an error.
 
@@ -73,7 +73,8 @@ def scan(
     seen: set[str] = set()
     with refusing_attacks():
         named = {place.path for place in places}
-        for item in (file for place in places for file in _files_in(place, report)):
+        roots = [os.path.realpath(path) for path in named if not is_remote(path)]
+        for item in (file for place in places for file in _files_in(place, roots, report)):
             if item.path in seen:
                 continue
             seen.add(item.path)
@@ -90,8 +91,9 @@ def scan(
     return report
 
 
-def _files_in(place: Location, report: ScanReport) -> Iterator[Location | ScannedFile]:
-    """Yield the files at or below `place`, in order; a directory that cannot be listed as a verdict."""
+def _files_in(place: Location, roots: Collection[str], report: ScanReport) -> Iterator[Location | ScannedFile]:
+    """Yield the files at or below `place`, in order; as verdicts, a directory that cannot be listed, and a link to one
+    that lies below none of `roots`."""
     stack = [place]
     while stack:
         current = stack.pop()
@@ -111,13 +113,24 @@ def _files_in(place: Location, report: ScanReport) -> Iterator[Location | Scanne
         below = []
         for name, entry in names.items():
             inside = current.join(name)
-            if not is_remote(inside.path) and os.path.islink(inside.path):
+            is_link = not is_remote(inside.path) and os.path.islink(inside.path)
+            if is_link and entry.kind != "file":
                 report.links += 1
+                if entry.kind == "directory" and not _is_below(inside.path, roots):
+                    contents = ScannedContents()
+                    contents.add("not-opened", f"{inside} is a link to a directory, which was not searched: name it.")
+                    yield _verdict(inside.path, "symbolic link", 0, contents)
             elif entry.kind in ("file", "directory"):
                 below.append(current.at(entry.file) if entry.kind == "file" else inside)
             else:
                 report.skipped += 1
         stack.extend(reversed(below))
+
+
+def _is_below(link: str, roots: Collection[str]) -> bool:
+    """Whether a link leads to one of `roots`, or into it, where all is searched."""
+    aim = os.path.realpath(link)
+    return any(os.path.commonpath([root, aim]) == root for root in roots)
 
 
 def _scanned(place: Location, is_named: bool) -> ScannedFile | None:

@@ -386,7 +386,7 @@ def test_classes_of_other_packages_are_unknown_and_listed(tmp_path: Path) -> Non
 # --------------------------------------------------------------------------------------------- directories and stores
 
 
-def test_a_directory_is_searched_to_its_depth_and_links_are_not_followed(tmp_path: Path) -> None:
+def test_a_directory_is_searched_to_its_depth_and_links_to_files_are_followed(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     inside = tmp_path / "inside" / ".hidden" / "deep"
     for place in (outside, inside):
@@ -395,10 +395,13 @@ def test_a_directory_is_searched_to_its_depth_and_links_are_not_followed(tmp_pat
     (inside / "loop").symlink_to(tmp_path / "inside")
     (inside / "there.pt").symlink_to(outside / "x.pt")
     report = scanned(tmp_path / "inside")
-    assert [file.path for file in report.files] == [str(inside / "x.pt")]
-    assert report.links == 2
+    assert [file.path for file in report.files] == [str(inside / name) for name in ("there.pt", "x.pt")]
+    assert report.links == 1
     # A path that was given is followed.
     assert scanned(inside / "there.pt").verdict == "attack"
+    (inside / "x.pt").unlink()
+    for words in (["--quiet"], ["--fail-on", "unknown"]):
+        assert ckptconv_here("scan", tmp_path / "inside", *words).code == 3
     # Each file is one file, however often it is named.
     assert len(ckptconv.scan(inside, inside / "x.pt").files) == 1
 
@@ -639,10 +642,26 @@ def test_a_notebook_shows_the_verdict_of_each_file_the_worst_first(tmp_path: Pat
     assert page.index("b.pt</th><td>attack</td>") < page.index("a.pt</th><td>safe</td>")
 
 
+def test_a_link_to_a_directory_that_is_not_searched_is_unknown(tmp_path: Path) -> None:
+    for name in ("inside", "outside"):
+        (tmp_path / name).mkdir()
+        torch.save({"w": torch.ones(2)}, tmp_path / name / "a.pt")
+    (tmp_path / "inside" / "unet").symlink_to(tmp_path / "outside")
+    (tmp_path / "inside" / "gone").symlink_to(tmp_path / "nowhere")
+    report = ckptconv.scan(tmp_path / "inside")
+    assert {Path(file.path).name: file.verdict for file in report.files} == {"a.pt": "safe", "unet": "unknown"}
+    passed = ckptconv_here("scan", tmp_path / "inside", "--quiet")
+    assert (passed.code, "2 symbolic links to directories, or to nothing, not followed" in passed.err) == (0, True)
+    ckptconv_here("scan", tmp_path / "inside", "--fail-on", "unknown").refused(3, "1 is unknown")
+    # What is searched by its own name is known.
+    assert {file.verdict for file in ckptconv.scan(tmp_path / "inside", tmp_path / "outside").files} == {"safe"}
+
+
 def test_a_scan_of_nothing_says_that_nothing_was_judged(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
     run = ckptconv_here("scan", tmp_path)
     assert (run.code, run.err) == (0, "ckptconv: warning: No file was scanned, so nothing was judged.\n")
+    ckptconv_here("scan", tmp_path, "--fail-on", "unknown").refused(4, "No file was scanned, so nothing was judged.")
     torch.save({"w": torch.ones(1)}, tmp_path / "model.pt")
     assert ckptconv_here("scan", tmp_path).err == ""
 
