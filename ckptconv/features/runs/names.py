@@ -38,12 +38,13 @@ SUFFIXES = (*TORCH, SUFFIX)
 def number_of(name: str) -> int | None:
     """Return the number of a step that a name tells; None if it tells none.
 
-    >>> [number_of(name) for name in ("epoch=3-step=100.ckpt", "global_step20", "0300", "llama-7b")]
-    [100, 20, 300, None]
+    >>> [number_of(name) for name in ("epoch=3-step=100.ckpt", "global_step20", "0300", "llama-7b", "2.orbax-tmp-7")]
+    [100, 20, 300, None, 2]
     """
     plain = name.lower()
-    if plain.isdecimal() and plain.isascii() and len(plain) <= 18:
-        return int(plain)
+    whole = re.split(r"[-_.]", plain)[0] if is_unfinished(plain) else plain
+    if whole.isdecimal() and whole.isascii() and len(whole) <= 18:
+        return int(whole)
     for words in _WORDS:
         of_steps = [int(match[2]) for match in _NUMBER.finditer(plain) if _is_word(match[1], words)]
         if of_steps:

@@ -96,7 +96,7 @@ def planned(path: str, options: Mapping[str, Any], stores: Mapping[str, Any], in
 def _planned(known: Judged, reasons: Sequence[str], is_lessening: bool) -> Planned:
     if not reasons and not is_lessening:
         return Planned(known, REMOVE)
-    if not reasons and known.step.is_made_here:
+    if not reasons and known.step.is_made_here and not known.optimizer:
         return Planned(known, KEEP, ("already reduced",))
     if not reasons and known.step.is_files:
         return Planned(known, KEEP, (FILE,))

@@ -131,6 +131,14 @@ OF_ONE = {
 }
 
 
+def test_a_save_that_orbax_has_begun_is_an_unfinished_step(tmp_path: Path) -> None:
+    run = run_at(Location(str(saved(tmp_path, "1/model.pt", "2.orbax-checkpoint-tmp/model.pt"))))
+    assert [(step.name, step.number, step.is_named_unfinished) for step in run.steps] == [
+        ("1", 1, False),
+        ("2.orbax-checkpoint-tmp", 2, True),
+    ]
+
+
 @every("case", OF_ONE)
 def test_the_steps_of_one_run_may_differ_in_more_than_their_numbers(case: str, tmp_path: Path) -> None:
     run = run_at(Location(str(saved(tmp_path, *OF_ONE[case]))))

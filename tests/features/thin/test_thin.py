@@ -226,6 +226,14 @@ def test_steps_of_files_go_with_all_of_their_files_and_nothing_less_of_them_is_k
     assert names(tmp_path) == {"model_3.pt", "optim_3.pt"}
 
 
+def test_a_step_with_an_optimizer_is_reduced_whoever_wrote_it(run: Path) -> None:
+    for name in names(run):
+        (run / name / ".ckptconv-manifest.json").write_text("{}")
+    first, second = (done(thin(run, "--keep-last", 1, "--drop", "optimizer", "--yes")).out for _ in range(2))
+    assert (first.count("already reduced"), second.count("already reduced")) == (0, 3)
+    assert [path.parent.name for path in run.rglob("optimizer.pt")] == ["checkpoint-400"]
+
+
 def test_a_file_whose_number_may_be_a_size_goes_only_if_it_is_named(tmp_path: Path) -> None:
     for size in (224, 384):
         torch.save(state_of(1), tmp_path / f"vit_{size}.pt")
