@@ -53,7 +53,9 @@ def scan(
     The verdict on a file is "safe", "suspicious", "attack" or "unreadable"; `ckptconv.features.scan.report.RULES`
     describes the reasons. A file's content decides its kind, not its name. Those that are no checkpoints are
     counted and skipped. Directories are searched to any depth, hidden files too. Symbolic links to files are followed;
-    a link to a directory that is not searched otherwise is "unknown". Pickles and descriptions are read, no tensor data, and nothing is run.
+    a link to a directory that is not searched otherwise is "unknown".
+
+    Pickles and descriptions are read, no tensor data, and nothing is run.
 
     Raise UsageError for a path that does not exist. A file that cannot be read is a verdict, not an error.
 

@@ -643,9 +643,9 @@ def test_a_notebook_shows_the_verdict_of_each_file_the_worst_first(tmp_path: Pat
 
 
 def test_a_link_to_a_directory_that_is_not_searched_is_unknown(tmp_path: Path) -> None:
-    for name in ("inside", "outside"):
-        (tmp_path / name).mkdir()
-        torch.save({"w": torch.ones(2)}, tmp_path / name / "a.pt")
+    for place in (tmp_path / "inside", tmp_path / "outside"):
+        place.mkdir()
+        torch.save({"w": torch.ones(2)}, place / "a.pt")
     (tmp_path / "inside" / "unet").symlink_to(tmp_path / "outside")
     (tmp_path / "inside" / "gone").symlink_to(tmp_path / "nowhere")
     report = ckptconv.scan(tmp_path / "inside")
