@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ckptconv.errors import MissingError, UnsupportedError, UsageError
+from ckptconv.features.dcp_output.fitting import checked_fit
 from ckptconv.features.optimizer_states.numbering import NAMED
 from ckptconv.features.optimizer_states.states import optimizers_alone
 from ckptconv.features.optimizer_states.training import weights_in, with_named
@@ -58,6 +59,7 @@ def with_states(source: Source, given_path: str, path: str, **settings: Any) -> 
         optimizer = source.optimizer
     else:
         source = source._replace(notes=[*source.notes, *(note for note in donor.notes if note.startswith(NAMED))])
+        source = checked_fit(source, optimizer, donor.path)
     # The place of the states is known now.
     notes = [note for note in source.notes if not note.endswith(f"{STATES_ARE_CONVERTED}.")]
     read = {f"{basename(donor.path)}/{name}": identity for name, identity in donor.inputs_of_all.items()}

@@ -39,6 +39,29 @@ def test_states_beside_weights_have_the_names_of_these(form: str, groups: int, t
         set_optimizer_state_dict(model, optimizer, wanted["optimizer"])
 
 
+def test_named_states_of_another_model_are_refused_or_named(tmp_path: Path) -> None:
+    def saved(name: str, **shapes: tuple[int, ...]) -> Path:
+        weights = {weight: torch.ones(shape) for weight, shape in shapes.items()}
+        states = {weight: {"step": torch.tensor(1.0), "exp_avg": torch.ones(shape)} for weight, shape in shapes.items()}
+        groups = [{"lr": 0.1, "params": [*weights]}]
+        torch.save({"model": weights, "optimizer": {"state": states, "param_groups": groups}}, tmp_path / name)
+        return tmp_path / name
+
+    model = saved("model.pt", a=(4, 6), b=(6,))
+    words = ["convert", model, tmp_path / "out", "--to", "dcp", "--key", "model", "--states"]
+    ckptconv_here(*words, saved("x.pt", x=(4, 6))).refused(
+        5, "the optimizer states of another model, of 'x'", "'a', 'b'"
+    )
+    ckptconv_here(*words, saved("small.pt", a=(2, 3), b=(6,))).refused(
+        5, "'exp_avg' of 'a' has the shape [2, 3], and the weight [4, 6]"
+    )
+    assert not (tmp_path / "out").exists()
+    assert "1 parameter with optimizer states in" in done(ckptconv_here(*words, saved("m.pt", a=(4, 6), c=(2,)))).err
+    # A projection has one side of the weight.
+    assert "other shapes than their weights" in done(ckptconv_here(*words, saved("low.pt", a=(2, 6), b=(6,)))).err
+    assert "warning" not in done(ckptconv_here(*words, model)).err
+
+
 def test_two_optimizers_go_on_in_torch_by_way_of_a_checkpoint(tmp_path: Path) -> None:
     expected = muon_saved(tmp_path / "t.pt")
     words = ["--key", "model", "--model-key", "model", "--states", tmp_path / "t.pt", "--optimizer-key", "optim"]
