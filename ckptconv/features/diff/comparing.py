@@ -95,26 +95,18 @@ def diff(
             source_a = module.facing(source_a, source_b, dict(chosen.storage_options))
     changed: dict[str, Pair] = {}
     with delta.encoder(chosen) if delta else nullcontext() as encoder:
-        try:
-            report = difference(
-                source_a,
-                source_b,
-                chosen,
-                optimizer=with_states,
-                tolerance=tolerance,
-                progress=counter(progress),
-                on_total=on_total,
-                changed=changed,
-                encoder=encoder,
-                measure=measure,
-            )
-        except UsageError as error:
-            if error.message.startswith(f"The key {chosen.key!r} "):
-                error.hint = (
-                    "--key applies to both sides. If one side alone has it, give instead --strip-prefix "
-                    f"{chosen.key}. and --exclude for its other parts. {error.hint}"
-                )
-            raise
+        report = difference(
+            source_a,
+            source_b,
+            chosen,
+            optimizer=with_states,
+            tolerance=tolerance,
+            progress=counter(progress),
+            on_total=on_total,
+            changed=changed,
+            encoder=encoder,
+            measure=measure,
+        )
         if delta and encoder:
             fields, _ = delta.write(source_a, source_b, report, changed, encoder, chosen)
             report.delta = DeltaFiles(**fields)

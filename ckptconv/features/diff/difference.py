@@ -286,7 +286,7 @@ def difference(
     """
     started = time.monotonic()
     with no_garbage():
-        a, b = (_side(source, options, optimizer) for source in (source_a, source_b))
+        a, b = _sides(source_a, source_b, options, optimizer, is_one_key=encoder is not None)
         _check_globs(a, b)
         names = list(dict.fromkeys([*a.tensors, *b.tensors]))
         if not names:
@@ -326,7 +326,7 @@ def difference(
         norm=_norm(pairs.values()) if measure else None,
         tensors=sorted(tensors, key=lambda tensor: tensor.rank),
         warnings=[*source_a.warnings, *source_b.warnings, *a.warnings, *b.warnings, *idle_sentences(idle)],
-        hints=[*_hints(tensors), *_of_codes(a, b)],
+        hints=[*_hints(tensors, {"A": source_a, "B": source_b}), *_of_codes(a, b)],
         not_compared=list(dict.fromkeys([*a.values, *b.values])),
         quantization=quantization,
         bytes_compared=sum(pair.nbytes for pair in pairs.values()),
@@ -337,6 +337,37 @@ def difference(
 
 
 # ------------------------------------------------------------------------------------------------------------ pairing
+
+
+def _sides(
+    source_a: Source, source_b: Source, options: Options, optimizer: bool, *, is_one_key: bool
+) -> tuple[_Side, _Side]:
+    """Return the tensors to compare of both checkpoints. If one alone has the key, as the source of a conversion does,
+    the other is taken whole, with a warning, unless `is_one_key`."""
+    sides: list[_Side | UsageError] = []
+    for source in (source_a, source_b):
+        try:
+            sides.append(_side(source, options, optimizer))
+        except UsageError as error:
+            if not options.key or not error.message.startswith(f"The key {options.key!r} "):
+                raise
+            sides.append(error)
+    a, b = sides
+    if isinstance(a, _Side) and isinstance(b, _Side):
+        return a, b
+    lacking = next(side for side in sides if isinstance(side, UsageError))
+    if is_one_key or (isinstance(a, UsageError) and isinstance(b, UsageError)):
+        raise lacking
+    whole = options.replaced(key="")
+    name, other = ("A", "B") if lacking is b else ("B", "A")
+    warning = f"--key {options.key} was applied to {name} alone: {other} has no such key."
+    left, right = (
+        _side(source, whole, optimizer) if side is lacking else side for source, side in ((source_a, a), (source_b, b))
+    )
+    assert isinstance(left, _Side)
+    assert isinstance(right, _Side)
+    left.warnings = [warning, *left.warnings]
+    return left, right
 
 
 def _side(source: Source, options: Options, optimizer: bool) -> _Side:
@@ -486,8 +517,9 @@ def _norm(pairs: Iterable[Pair]) -> float:
     return root(sum((pair.found.squares.change for pair in pairs if pair.found), Fraction(0)))
 
 
-def _hints(tensors: Iterable[TensorDifference]) -> Iterator[str]:
-    """Yield hints on a prefix that only the names of one side have, with the option that removes it."""
+def _hints(tensors: Iterable[TensorDifference], sources: Mapping[str, Source]) -> Iterator[str]:
+    """Yield hints on a prefix that only the names of one side have, with the option that removes it: --strip-prefix
+    does so on both sides, and --key takes the part under it of the side that has it."""
     only = {status: [tensor.name for tensor in tensors if tensor.status == status] for status in (ONLY_A, ONLY_B)}
     for longer, shorter, side in ((ONLY_A, ONLY_B, "A"), (ONLY_B, ONLY_A, "B")):
         shorter_names = set(only[shorter])
@@ -498,10 +530,13 @@ def _hints(tensors: Iterable[TensorDifference]) -> Iterator[str]:
             prefixes.update(name[: -len(end)] for end in ends if end in shorter_names)
         for prefix, _ in prefixes.most_common(1):
             count = sum(name.startswith(prefix) and name[len(prefix) :] in shorter_names for name in only[longer])
-            yield (
-                f"{count:,} names of {side} would match the other side without the prefix {prefix!r}: --strip-prefix "
-                f"{shlex.quote(prefix)} removes it.{_without_rest(only[longer], prefix, side, tensors)}"
-            )
+            without = f"{count:,} names of {side} would match the other side without the prefix {prefix!r}:"
+            tree, key = sources[side].weights, prefix.removesuffix(".")
+            if not any(name.startswith(prefix) for name in shorter_names):
+                rest = _without_rest(only[longer], prefix, side, tensors)
+                yield f"{without} --strip-prefix {shlex.quote(prefix)} removes it.{rest}"
+            elif sources[side].structured and isinstance(tree, Mapping) and isinstance(tree.get(key), Mapping):
+                yield f"{without} --key {shlex.quote(key)} compares this part of {side}."
 
 
 def _without_rest(names: Iterable[str], prefix: str, side: str, tensors: Iterable[TensorDifference]) -> str:

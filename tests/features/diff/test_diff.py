@@ -561,11 +561,16 @@ def test_the_size_of_a_difference_is_no_rule(tmp_path: Path) -> None:
     run.refused(2, "--tolerance is a rule", "--rtol or --atol")
 
 
-def test_a_key_that_one_side_lacks_is_said_to_apply_to_both(tmp_path: Path) -> None:
-    torch.save({"model": {"w": torch.ones(2)}}, tmp_path / "a.pt")
-    torch.save({"w": torch.ones(2)}, tmp_path / "b.pt")
-    words = ("diff", tmp_path / "a.pt", tmp_path / "b.pt")
-    ckptconv_here(*words, "--key", "model").refused(
-        2, "--key applies to both sides.", "give instead --strip-prefix model."
-    )
-    assert ckptconv_here(*words, "--strip-prefix", "model.").code == 0
+def test_a_key_that_one_side_lacks_is_that_of_the_other(tmp_path: Path) -> None:
+    weights = {"model.w": torch.ones(2), "head.w": torch.ones(3)}
+    torch.save({"model": weights, "step": 1}, tmp_path / "a.pt")
+    save_file(weights, tmp_path / "b.safetensors")
+    paths = [tmp_path / "a.pt", tmp_path / "b.safetensors"]
+    for sides, has in ((paths, "A"), (paths[::-1], "B")):
+        run = ckptconv_here("diff", *sides, "--key", "model")
+        assert (run.code, f"--key model was applied to {has} alone" in run.err) == (0, True), run
+        # Names of both sides begin with the prefix, so that to strip it helps neither.
+        run = ckptconv_here("diff", *sides)
+        assert f"--key model compares this part of {has}." in run.out
+        assert "--strip-prefix" not in run.out
+    ckptconv_here("diff", *paths, "--key", "none").refused(2, "The key 'none'")
