@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ckptconv.features.companions.directory import companions_of
-from ckptconv.formats import configs
+from ckptconv.features.companions.reading import companions_of
+from ckptconv.features.configs import configs
 from ckptconv.formats.model_files import TORCH_MODELS, holds_whole
 from ckptconv.formats.registered import DEEPSPEED, pipelines
 from ckptconv.formats.source import CONFIG, STEMS, Source

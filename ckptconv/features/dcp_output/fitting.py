@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckptconv.errors import UnsupportedError
+from ckptconv.features.optimizer_states.training import weights_in
 from ckptconv.formats.source import Source
-from ckptconv.formats.training import weights_in
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import count_of, some
 
@@ -32,8 +32,10 @@ def checked_fit(source: Source, optimizer: Mapping[str, Any], path: str) -> Sour
             _OTHERS,
         )
     warnings = [
-        f"{count_of(len(strangers), 'parameter')} with optimizer states in {path} are no weights of {source.path}: "
-        f"{some(strangers)}."
+        (
+            f"{count_of(len(strangers), 'parameter')} with optimizer states in {path} are no weights of {source.path}: "
+            f"{some(strangers)}."
+        )
     ]
     unlike = list(_unlike({name: state for name, state in states.items() if name in weights}, weights))
     if wrong := next((text for text, is_side in unlike if not is_side), ""):

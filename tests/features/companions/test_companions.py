@@ -86,7 +86,7 @@ def test_a_directory_that_its_configuration_describes_is_copied_from_unless_that
     report = convert(source, tmp_path / "out")
     assert brought(tmp_path / "out") == BROUGHT
     assert any(note.startswith("copied: ") and "config.json" in note for note in report.notes)
-    verify(source, tmp_path / "out")
+    verified(source, tmp_path / "out")
     report = convert(source, tmp_path / "bare", copy_config=False)
     assert brought(tmp_path / "bare") == {}
     assert any("config.json" in note and "--no-copy-config" in note for note in report.notes)
