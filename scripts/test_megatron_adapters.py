@@ -7,7 +7,8 @@ Megatron-Bridge wraps the model of Megatron-core, and loads the adapters with St
 key must be there and no other. The logits must be those of transformers with the adapter added to its weights: on one
 rank, and with two ranks in tensor and in pipeline parallelism. Then Megatron-core saves the adapters. They become an
 adapter of PEFT again, which must have the tensors of the first, bit for bit, and a configuration that follows from
-run_config.yaml. The exit code is 1 if anything differs.
+run_config.yaml. Of an adapter of some modules, the factors of zeros must stay so in training. The exit code is 1 if
+anything differs.
 
 Of Megatron-Bridge only `peft` is imported: its package imports Transformer Engine, which needs a GPU.
 """
@@ -42,14 +43,24 @@ RANK, ALPHA = 4, 6
 # Modules that share a first factor in Megatron-core, by the name of their group.
 JOINED = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "fc1", "up_proj": "fc1"}
 MODULES = (*JOINED, "o_proj", "down_proj")
-# The forms of adapters: their class in Megatron-Bridge, and its modules. In the second, each module has a first factor.
-FORMS = {
-    "LoRA": ("lora", "linear_qkv, linear_proj, linear_fc1, linear_fc2"),
-    "CanonicalLoRA": (
-        "canonical_lora",
-        "linear_q, linear_k, linear_v, linear_proj, linear_fc1_up, linear_fc1_gate, linear_fc2",
-    ),
-}
+# The modules of each form of adapters, as Megatron-Bridge calls them, and the module of its class. In the second form,
+# each module has a first factor.
+FORMS = {"LoRA": "lora", "CanonicalLoRA": "canonical_lora"}
+TARGETS = {
+    "LoRA": {"o_proj": "linear_proj", "down_proj": "linear_fc2"}
+    | {module: f"linear_{group}" for module, group in JOINED.items()},
+    "CanonicalLoRA": {
+        "q_proj": "linear_q", "k_proj": "linear_k", "v_proj": "linear_v", "o_proj": "linear_proj",
+        "gate_proj": "linear_fc1_gate", "up_proj": "linear_fc1_up", "down_proj": "linear_fc2",
+    },
+}  # fmt: skip
+# Adapters of all modules, in both forms, and of some.
+CASES = (
+    ("LoRA", MODULES),
+    ("CanonicalLoRA", MODULES),
+    ("CanonicalLoRA", ("q_proj", "v_proj")),
+    ("CanonicalLoRA", ("o_proj", "up_proj")),
+)
 RUN_CONFIG = """model:
   tensor_model_parallel_size: {2}
 peft:
@@ -61,8 +72,16 @@ peft:
 """
 
 
-def adapter_of(weights: dict[str, torch.Tensor], place: Path, form: str) -> dict[str, torch.Tensor]:
-    """Save an adapter of PEFT with random factors for these weights, and return the weights with it."""
+def targets(form: str, modules: tuple[str, ...]) -> list[str]:
+    """Return the modules that Megatron-Bridge adapts for an adapter of these: all that Megatron-core joins."""
+    groups = {JOINED.get(module, module) for module in modules}
+    return [*dict.fromkeys(TARGETS[form][module] for module in MODULES if JOINED.get(module, module) in groups)]
+
+
+def adapter_of(
+    weights: dict[str, torch.Tensor], place: Path, form: str, modules: tuple[str, ...]
+) -> dict[str, torch.Tensor]:
+    """Save an adapter of PEFT with random factors for these modules, and return the weights with it."""
     place.mkdir()
     torch.manual_seed(1)
     factors: dict[str, torch.Tensor] = {}
@@ -70,7 +89,7 @@ def adapter_of(weights: dict[str, torch.Tensor], place: Path, form: str) -> dict
     merged = dict(weights)
     for name, weight in weights.items():
         above, _, module = name.removesuffix(".weight").rpartition(".")
-        if module not in MODULES:
+        if module not in modules:
             continue
         left = torch.randn(weight.shape[0], RANK) / 8
         group = JOINED.get(module, module) if form == "LoRA" else module
@@ -80,7 +99,7 @@ def adapter_of(weights: dict[str, torch.Tensor], place: Path, form: str) -> dict
         merged[name] = weight + ALPHA / RANK * (left @ right)
     save_file(factors, place / "adapter_model.safetensors", {"format": "pt"})
     config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": RANK, "lora_alpha": ALPHA, "lora_dropout": 0.0}
-    (place / "adapter_config.json").write_text(json.dumps({**config, "target_modules": [*MODULES]}))
+    (place / "adapter_config.json").write_text(json.dumps({**config, "target_modules": [*modules]}))
     return merged
 
 
@@ -124,7 +143,28 @@ def without_engine() -> None:
     import_module("megatron.bridge.peft.utils").HAVE_TE = False  # type: ignore[attr-defined]
 
 
-def load(rank: int, world: int, name: str, form: str, place: Path, mesh: tuple[int, int, int]) -> None:
+def check_training(model: Any) -> None:
+    """Train the adapters for two steps: factors of zeros must stay so, and others change."""
+    adapters = {key: factor for key, factor in model.named_parameters() if ".adapter." in key}
+    before = {key: factor.detach().clone() for key, factor in adapters.items()}
+    for factor in adapters.values():
+        factor.requires_grad_()
+    optimizer = torch.optim.AdamW(adapters.values(), lr=0.1, weight_decay=0.1)
+    mask = torch.triu(torch.ones(IDS.numel(), IDS.numel(), dtype=torch.bool), 1)[None, None]
+    for _ in range(2):
+        logits = model(IDS, torch.arange(IDS.numel())[None], mask)
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(logits[0], IDS[0]).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    zeros = {key for key, factor in before.items() if not factor.any()}
+    same = {key for key, factor in adapters.items() if torch.equal(factor, before[key])}
+    if not zeros or zeros != same:
+        raise SystemExit(f"factors that training left as they were: {sorted(same)}, and zeros are {sorted(zeros)}")
+
+
+def load(
+    rank: int, world: int, name: str, form: str, modules: tuple[str, ...], place: Path, mesh: tuple[int, int, int]
+) -> None:
     """Load the model and its adapters on a rank, compare the logits, and save the adapters again."""
     warnings.filterwarnings("ignore")
     store = FileStore(str(place / f"store-{'-'.join(map(str, mesh))}"), world)
@@ -140,7 +180,8 @@ def load(rank: int, world: int, name: str, form: str, place: Path, mesh: tuple[i
     state = dist_checkpointing.load(base, str(place / "run/release"))
     model.load_state_dict({key: value for key, value in state.items() if key in base})
     without_engine()
-    lora = getattr(import_module(f"megatron.bridge.peft.{FORMS[form][0]}"), form)(dim=RANK, alpha=ALPHA)
+    settings = {"dim": RANK, "alpha": ALPHA, "target_modules": targets(form, modules)}
+    lora = getattr(import_module(f"megatron.bridge.peft.{FORMS[form]}"), form)(**settings)
     model = lora(model, training=False)
 
     def adapters() -> dict[str, Any]:
@@ -167,20 +208,24 @@ def load(rank: int, world: int, name: str, form: str, place: Path, mesh: tuple[i
     again = place / f"again-{'-'.join(map(str, mesh))}/iter_0000008"
     if rank == 0:
         again.mkdir(parents=True)
-        (again / "run_config.yaml").write_text(RUN_CONFIG.format(f"{FORMS[form][0]}.{form}", FORMS[form][1], mesh[0]))
+        adapted = ", ".join(targets(form, modules))
+        (again / "run_config.yaml").write_text(RUN_CONFIG.format(f"{FORMS[form]}.{form}", adapted, mesh[0]))
     torch.distributed.barrier()
     dist_checkpointing.save(adapters(), str(again))
     torch.distributed.barrier()
+    if world == 1 and modules != MODULES:
+        check_training(model)
 
 
-def run(name: str, form: str) -> None:
-    """Prove one form of adapters of one model."""
+def run(name: str, form: str, modules: tuple[str, ...]) -> None:
+    """Prove one form of adapters of these modules of one model."""
     convert = LOADING["convert"]
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
         LOADING["make"](name, place)
         weights = load_file(place / "hf/model.safetensors")
-        torch.save(logits_of(place / "hf", adapter_of(weights, place / "peft", form)), place / "adapted.pt")
+        merged = adapter_of(weights, place / "peft", form, modules)
+        torch.save(logits_of(place / "hf", merged), place / "adapted.pt")
         words = ("--map", f"megatron-{name}", "--config", place / "hf/config.json")
         convert(
             "convert", place / "hf", place / "run", "--to", "megatron", *words[:2], "--size", f"_={LOADING['PADDING']}"
@@ -190,7 +235,7 @@ def run(name: str, form: str) -> None:
             if not step.exists():
                 size = ("--size", f"t={mesh[0]}") if form != "LoRA" else ()
                 convert("convert", place / "peft", step, "--to", "megatron", *words, *size, "--verify")
-            spawn(load, (world, name, form, place, mesh), nprocs=world)  # type: ignore[no-untyped-call]
+            spawn(load, (world, name, form, modules, place, mesh), nprocs=world)  # type: ignore[no-untyped-call]
             saved = place / f"again-{'-'.join(map(str, mesh))}/iter_0000008"
             back = place / f"back-{'-'.join(map(str, mesh))}"
             convert("convert", saved, back, *words, "--verify")
@@ -200,11 +245,13 @@ def run(name: str, form: str) -> None:
                 raise SystemExit(
                     f"{name}, {form} at {mesh}: the adapter that was saved again is not the one that was converted"
                 )
-            if (config["r"], config["lora_alpha"], config["target_modules"]) != (RANK, ALPHA, sorted(MODULES)):
+            if (config["r"], config["lora_alpha"], config["target_modules"]) != (RANK, ALPHA, sorted(modules)):
                 raise SystemExit(f"{name}, {form} at {mesh}: another configuration: {config}")
             step = place / f"like-{'-'.join(map(str, mesh))}/iter_0000009"
             convert("convert", back, step, "--to", "megatron", *words, "--like", saved, "--verify")
-            print(f"{name}: {form} loaded, computed and saved again with {mesh} (tensor, pipeline, expert)", flush=True)
+            some = f" of {', '.join(modules)}" if modules != MODULES else ""
+            what = f"{name}: {form}{some} loaded, computed and saved again"
+            print(f"{what} with {mesh} (tensor, pipeline, expert)", flush=True)
 
 
 def main() -> None:
@@ -219,8 +266,8 @@ def main() -> None:
     releases = {"megatron-core": megatron.core.__version__, "megatron-bridge": version("megatron-bridge")}
     print(json.dumps({"torch": torch.__version__, **releases}))
     for name in names:
-        for form in FORMS:
-            run(name, form)
+        for form, modules in CASES:
+            run(name, form, modules)
 
 
 if __name__ == "__main__":

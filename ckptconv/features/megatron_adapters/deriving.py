@@ -84,6 +84,21 @@ def of_adapters(model: Map, *, apart: bool = False) -> Map:
     return parse_map("\n".join(texts) + "\n", f"{model.name}, of adapters")
 
 
+def joined_matrices(model: Map) -> Iterator[list[MapTensor]]:
+    """Yield the matrices of transformers that Megatron-core joins in one, for each that adapters change."""
+    side = model.side(MEGATRON)
+    for rule in model.rules:
+        apart = _matrices(rule, side)[1:]
+        if len(apart) > 1:
+            yield apart
+
+
+def factors_of(matrix: MapTensor, layer: str) -> tuple[str, str]:
+    """Return PEFT's names of the factors of a matrix in a layer."""
+    first, second = (_name(matrix, factor).replace("{l}", layer) for factor in ("lora_A", "lora_B"))
+    return first, second
+
+
 def _matrices(rule: Rule, side: int) -> list[MapTensor]:
     """Return the tensors of a rule if it has an adapted matrix: that of Megatron-core first."""
     joined, *others = rule.sides[side]

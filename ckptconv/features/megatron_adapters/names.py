@@ -15,11 +15,10 @@ from ckptconv.text import quoted
 # Megatron-core joins have a part for each, such as `adapter_q`, and the name of a part comes before.
 IN, OUT, PART = "linear_in.weight", "linear_out.weight", "adapter_"
 _PART = re.compile(rf"(?P<above>.+?)(?:_qkv)?{re.escape(ADAPTER)}{PART}(?P<part>\w+)\..+", re.DOTALL)
-# Advice about adapters of PEFT that neither form has.
+# Advice about adapters of PEFT that LoRA does not have.
 JOINED = (
-    "Both LoRA and CanonicalLoRA of Megatron-Bridge adapt q, k and v together, and so gate and up. LoRA has one first "
-    "factor (lora_A) for them; --like names a step of CanonicalLoRA, which has one for each. Or add the adapter to its "
-    "model with ckptconv merge."
+    "LoRA of Megatron-Bridge has one first factor (lora_A) for q, k and v, and one for gate and up; --like names a "
+    "step of CanonicalLoRA, which has one for each. Or add the adapter to its model with ckptconv merge."
 )
 # Adapters without a map, by a pattern of their names: those of other forms, then those of other modules.
 _OTHERS = (
@@ -54,7 +53,12 @@ def are_apart(names: Iterable[str]) -> bool:
     return any(map(_PART.fullmatch, names))
 
 
+def part_of(name: str) -> tuple[str, str]:
+    """Return the module that a factor of this `name` adapts a part of, and the part; "" if it adapts all of it."""
+    match = _PART.fullmatch(name)
+    return (match["above"], match["part"]) if match else (name.partition(ADAPTER)[0], "")
+
+
 def matrix_of(name: str) -> str:
     """Return the module that a part of an adapter, of this `name`, adapts, as `target_modules` calls it."""
-    match = _PART.fullmatch(name)
-    return f"{match['above']}_{match['part']}" if match else name.partition(ADAPTER)[0]
+    return "_".join(filter(None, part_of(name)))

@@ -11,6 +11,7 @@ from ckptconv.features.megatron_adapters.deriving import MEGATRON, PEFT, RANKS, 
 from ckptconv.features.megatron_adapters.names import IN, JOINED, adapters_in, are_apart, unmapped
 from ckptconv.features.megatron_adapters.settings import configuration, others
 from ckptconv.features.megatron_adapters.training import Trained, trained
+from ckptconv.features.megatron_adapters.untrained import without_zeros
 from ckptconv.features.merge.files import read_adapters
 from ckptconv.formats.source import ADAPTER, ADAPTER_CONFIG, Source
 from ckptconv.tensors.moves import File
@@ -33,7 +34,8 @@ def opened(source: Source, settings: Mapping[str, Any], reaching: Mapping[str, A
         return source
     if error := unmapped(source.path, source.weights):
         raise error
-    told, is_apart = trained(source.path, reaching.get("storage_options") or {}), are_apart(source.weights)
+    stores = reaching.get("storage_options") or {}
+    told, is_apart = trained(source.path, stores), are_apart(source.weights)
     if settings.get("map"):
         chosen = derived(chosen, PEFT, source.path, apart=is_apart)
         chosen = with_ranks(chosen, told) if is_apart else chosen
@@ -42,7 +44,7 @@ def opened(source: Source, settings: Mapping[str, Any], reaching: Mapping[str, A
                 f"{source.path} has adapters of CanonicalLoRA, and nothing says of how many tensor-parallel ranks.",
                 f"Give their number, for example: --size {RANKS}=1",
             )
-    source = source.computing(map=chosen)
+    source = without_zeros(source, chosen, stores).computing(map=chosen)
     if source.reference is None and told.alpha is not None:
         return _following(source, chosen, told)
     if source.reference is None or source.reference.stem != ADAPTER:

@@ -38,7 +38,7 @@ def configuration(told: Trained, names: Iterable[str]) -> tuple[dict[str, Any], 
     the training does not say."""
     modules = sorted({match["module"].removeprefix(PREFIX) for name in names if (match := FACTOR.fullmatch(name))})
     ends = sorted({module.rpartition(".")[2] for module in modules})
-    is_everywhere = len(modules) == layers_of(modules) * len(ends)
+    is_everywhere = len(modules) == len(layers_in(modules)) * len(ends)
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -59,6 +59,6 @@ def configuration(told: Trained, names: Iterable[str]) -> tuple[dict[str, Any], 
     return config, notes
 
 
-def layers_of(names: Iterable[str]) -> int:
-    """Return the number of layers that have one of these names."""
-    return len({match[1] for name in names if (match := _LAYER.search(name))})
+def layers_in(names: Iterable[str]) -> list[str]:
+    """Return the numbers of the layers that have one of these names."""
+    return [*dict.fromkeys(match[1] for name in names if (match := _LAYER.search(name)))]

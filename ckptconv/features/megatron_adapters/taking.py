@@ -11,8 +11,9 @@ from ckptconv.errors import UnsupportedError, UsageError
 from ckptconv.features.companions import reading
 from ckptconv.features.megatron_adapters.deriving import MEGATRON, RANKS, derived, with_ranks
 from ckptconv.features.megatron_adapters.names import JOINED, adapters_in, are_apart, matrix_of
-from ckptconv.features.megatron_adapters.settings import layers_of, others
+from ckptconv.features.megatron_adapters.settings import layers_in, others
 from ckptconv.features.megatron_adapters.training import Trained, trained
+from ckptconv.features.megatron_adapters.untrained import modules_of, zeros_of
 from ckptconv.features.merge.files import read_adapters
 from ckptconv.formats.adapter_names import is_adapter
 from ckptconv.formats.detect import open_source
@@ -48,6 +49,8 @@ def fitted(source: Source, options: Options) -> Source:
         raise UnsupportedError(
             f"{source.path} has {some(parts, form=str)}, which no adapter of Megatron-Bridge has.", _MERGING
         )
+    zeros = zeros_of(source, chosen)
+    weights = {**weights, **zeros}
     try:
         applied = joined.apply(weights)
     except UsageError as error:
@@ -56,12 +59,18 @@ def fitted(source: Source, options: Options) -> Source:
     like = options.fitting().get("like")
     step = open_source(normalize(like), structure=False, unstack=True, **options.reaching()) if like else None
     told = trained(step.path, options.storage_options) if step else Trained(why="the step does not say them")
-    if are_apart(step.weights) if step else _differ(applied.equal, options.storage_options):
+    if step and zeros and not are_apart(step.weights):
+        raise UsageError(
+            f"{source.path} has no adapters of {modules_of(zeros)}, and {step.path} is one of LoRA, which adapts them "
+            "together with others.",
+            JOINED,
+        )
+    if are_apart(step.weights) if step else zeros or _differ(applied.equal, options.storage_options):
         joined = with_ranks(derived(chosen, MEGATRON, source.path, apart=True), told)
         joined = joined if RANKS in joined.sizes else with_ranks(joined, Trained(ranks=1))
         form = f"CanonicalLoRA, for {count_of(joined.sizes[RANKS], 'tensor-parallel rank')} (--size {RANKS}=N)"
     tensors = joined.apply(weights).tensors
-    layers, of_model = layers_of(tensors), chosen.config.get("num_hidden_layers", 0)
+    layers, of_model = len(layers_in(tensors)), chosen.config.get("num_hidden_layers", 0)
     if of_model and layers != of_model:
         raise UnsupportedError(
             f"{source.path} has adapters of {layers} layers, and its model has {of_model}: in a step, one tensor has "
@@ -71,11 +80,17 @@ def fitted(source: Source, options: Options) -> Source:
     ((_, config),) = reading.configurations(source, options.storage_options, ADAPTER_CONFIG)
     stated = {"dim": adapter.scale.rank, "alpha": adapter.scale.alpha, "dropout": config.says.get("lora_dropout") or 0}
     why = _compared(source, tensors, step, stated, told) if step else told.why
+    modules = list(dict.fromkeys(matrix_of(name).rpartition(".")[2] for name in tensors))
     notes = [
         f"Train its adapters with {_words(stated)}, as {config.file.path} says: {why}.",
-        f"They are those of {form}.",
+        f"They are those of {form}, with the target_modules {some(modules, len(modules), str)}.",
     ]
-    return source.computing(map=joined)._replace(notes=[*source.notes, *notes])
+    if zeros:
+        notes.append(
+            f"{source.path} does not adapt {modules_of(zeros)}, but Megatron-Bridge needs their factors. They are "
+            "zeros, which change nothing, and training leaves them so."
+        )
+    return source.computing(map=joined)._replace(weights=weights, notes=[*source.notes, *notes])
 
 
 def _differ(pairs: Sequence[Equal], stores: Mapping[str, Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch.distributed.checkpoint as dcp
 from cells import verified_here
 from checkpoints import assert_same, ckptconv_here, done
 from effort import every
-from features.megatron_adapters.steps import ALPHA, LAYERS, RANK, TRAINED, Model, Tensors, trained
+from features.megatron_adapters.steps import ALPHA, LAYERS, MODULES, RANK, TRAINED, Model, Tensors, trained
 from safetensors.torch import load_file, save_file
 
 from ckptconv import convert
@@ -144,9 +145,9 @@ PARTS = {
 }
 
 
-def own(model: Model, place: Path) -> Path:
+def own(model: Model, place: Path, modules: tuple[str, ...] = MODULES) -> Path:
     """An adapter of PEFT as a training gives it: each module has factors of its own."""
-    file = model.shaped(place) / "adapter_model.safetensors"
+    file = model.shaped(place, modules) / "adapter_model.safetensors"
     torch.manual_seed(3)
     save_file({name: torch.randn(factor.shape) for name, factor in load_file(file).items()}, file)
     return place
@@ -156,6 +157,8 @@ def canonical(model: Model, factors: Tensors, ranks: int) -> Tensors:
     """These factors as Megatron-Bridge stores them: of each rank's rows of gate and up, first the upper halves."""
     step = {}
     for module, part in PARTS.items():
+        if not any(f".{module}." in name for name in factors):
+            continue
         above = "self_attn" if "attention" in part else "mlp"
         for factor, end in (("lora_A", "in"), ("lora_B", "out")):
             names = (f"base_model.model.model.layers.{at}.{above}.{module}.{factor}" for at in range(model.layers))
@@ -194,6 +197,85 @@ def test_factors_of_each_module_become_canonical_lora_and_come_back(name: str, r
     done(ckptconv_here("convert", back, tmp_path / "again", *words(model)))
     assert_same(load_file(tmp_path / "again/adapter_model.safetensors"), factors)
     verified_here(back, tmp_path / "again")
+
+
+def with_zeros(model: Model, factors: Tensors, modules: tuple[str, ...]) -> Tensors:
+    """These factors, and zeros for those of other modules among these."""
+    shapes = {}
+    for name, weight in model.hf.items():
+        module = f"base_model.model.{name.removesuffix('.weight')}"
+        if module.endswith(modules):
+            shapes |= {f"{module}.lora_A.weight": (RANK, weight.shape[1])}
+            shapes |= {f"{module}.lora_B.weight": (weight.shape[0], RANK)}
+    return {name: factors.get(name, torch.zeros(shape)) for name, shape in shapes.items()}
+
+
+@every(
+    "name, adapted, needed",
+    [
+        (MODELS[0], ("q_proj", "v_proj"), ("q_proj", "k_proj", "v_proj")),
+        (MODELS[1], ("k_proj",), ("q_proj", "k_proj", "v_proj")),
+        (MODELS[2], ("q_proj", "o_proj", "up_proj"), ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj")),
+        (MODELS[2], ("down_proj",), ("down_proj",)),
+    ],
+)
+def test_modules_that_are_not_adapted_have_zeros_in_a_step_and_none_afterwards(
+    name: str, adapted: tuple[str, ...], needed: tuple[str, ...], tmp_path: Path
+) -> None:
+    model = Model(name)
+    peft = own(model, tmp_path / "peft", adapted)
+    factors = load_file(peft / "adapter_model.safetensors")
+    back = tmp_path / "run/iter_0000007"
+    run = done(ckptconv_here("convert", peft, back, *words(model, *TO_STEP)))
+    zeros = sorted({*needed} - {*adapted})
+    assert (f"{peft} does not adapt {', '.join(zeros)}, but Megatron-Bridge needs" in run.out) == bool(zeros)
+    expected = canonical(model, with_zeros(model, factors, needed), 1)
+    assert_same(held(back), expected)
+    done(ckptconv_here("verify", peft, back, "--map", model.map))
+    (back / "run_config.yaml").write_text(settings(1))
+    run = done(ckptconv_here("convert", back, tmp_path / "again", *words(model)))
+    assert (f"the adapters of {', '.join(zeros)}." in run.out) == bool(zeros)
+    assert_same(load_file(tmp_path / "again/adapter_model.safetensors"), factors)
+    assert json.loads((tmp_path / "again/adapter_config.json").read_text())["target_modules"] == sorted(adapted)
+    done(ckptconv_here("verify", back, tmp_path / "again"))
+
+
+def test_factors_of_zeros_are_kept_where_the_adapter_to_be_like_has_them(tmp_path: Path) -> None:
+    model = Model("megatron-llama")
+    attention = ("q_proj", "k_proj", "v_proj")
+    factors = load_file(own(model, tmp_path / "peft", attention[::2]) / "adapter_model.safetensors")
+    every_one = with_zeros(model, factors, attention)
+    step = trained(tmp_path / "step", canonical(model, every_one, 1), text=settings(1))
+    for modules, expected in ((attention, every_one), (attention[::2], factors)):
+        like = model.shaped(tmp_path / f"like-{len(modules)}", modules)
+        out = tmp_path / f"out-{len(modules)}"
+        done(ckptconv_here("convert", step, out, *words(model, "--like", like)))
+        assert_same(load_file(out / "adapter_model.safetensors"), expected)
+
+
+def test_a_part_with_one_factor_of_zeros_is_no_zero(tmp_path: Path) -> None:
+    model = Model("megatron-llama")
+    file = own(model, tmp_path / "peft") / "adapter_model.safetensors"
+    # As an adapter begins: the second factor is zero, and the first is not.
+    factors = {name: factor * (".k_proj.lora_B" not in name) for name, factor in load_file(file).items()}
+    # Its first bytes are zeros.
+    name = "base_model.model.model.layers.0.self_attn.v_proj.lora_A.weight"
+    factors = {**factors, name: torch.zeros_like(factors[name])}
+    factors[name][-1, -1] = 1
+    factors[name.replace("lora_A", "lora_B")][:] = 0
+    step = trained(tmp_path / "step", canonical(model, factors, 1), text=settings(1))
+    run = done(ckptconv_here("convert", step, tmp_path / "out", *words(model)))
+    assert_same(load_file(tmp_path / "out/adapter_model.safetensors"), factors)
+    assert "Left out" not in run.out
+
+
+def test_a_step_of_lora_has_no_place_for_modules_that_are_not_adapted(tmp_path: Path) -> None:
+    model = Model("megatron-llama")
+    peft = own(model, tmp_path / "peft", ("q_proj", "v_proj"))
+    like = trained(tmp_path / "like", model.stacked())
+    run = ckptconv_here("convert", peft, tmp_path / "out", *words(model, *TO_STEP, "--like", like))
+    assert (run.code, (tmp_path / "out").exists()) == (2, False)
+    assert f"has no adapters of k_proj, and {like} is one of LoRA, which adapts them together with others" in run.err
 
 
 def test_the_form_is_that_of_the_step_to_be_like(tmp_path: Path) -> None:
