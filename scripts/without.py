@@ -19,7 +19,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from said import saying
@@ -78,6 +78,7 @@ def copy(name: str, into: Path) -> None:
                 *(rf"\bckptconv {command}\b" for each in left_out for command in commands_of(each)),
                 *(rf"\bckptconv\.{each}\(" for each in public),
                 *(rf"\bckptconv .*{flag}(?![\w-])|^ +With {flag}," for each in left_out for flag in flags_of(each)),
+                *(rf"\bckptconv\.convert\(.*\b{keyword(flag)}=" for each in left_out for flag in flags_of(each)),
                 *(
                     rf"\bckptconv convert [^-\s]\S* \S+\{end}\b"
                     for each in left_out
@@ -92,10 +93,14 @@ def copy(name: str, into: Path) -> None:
     links = re.compile(rf"\[([^\]]*)\]\([^)\s]*(?:{'|'.join([*pages, *files]) or '(?!)'})(?:#[^)]*)?\)")
     # What one feature adds to another, and tests of both together: a module or a folder.
     together = re.compile(rf"^(?:ckptconv|tests)/features/\w+/with_(?:{'|'.join(left_out)})(?:/|\.py$)")
+
+    def is_gone(path: str) -> bool:
+        return path.startswith(tuple(gone)) or bool(together.search(path))
+
     listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(listing, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     for path in listed.rstrip("\0").split("\0"):
-        if path.startswith(tuple(gone)) or together.search(path) or not (ROOT / path).exists():
+        if is_gone(path) or not (ROOT / path).exists():
             continue
         target = into / path
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -113,7 +118,7 @@ def copy(name: str, into: Path) -> None:
             if path.endswith(".md"):
                 kept = "".join(part for part in parts_of(kept) if measured.search(part) or not about.search(part))
             if path == QUOTING:
-                kept = without_quotes(kept, left_out)
+                kept = without_quotes(kept, is_gone)
             target.write_text(links.sub(r"\1", kept), "utf-8")
     env = {"PYTHONPATH": str(into)}
     for folder, words in MAKERS:
@@ -133,14 +138,13 @@ def parts_of(page: str) -> list[str]:
     )
 
 
-def without_quotes(page: str, left_out: list[str]) -> str:
-    """The page without the messages that only features say that are left out."""
-    homes = tuple(f"features/{name}/" for name in left_out)
+def without_quotes(page: str, is_gone: Callable[[str], object]) -> str:
+    """The page without the messages that only modules say that are gone."""
     lines, quoted = [], False
     for line in page.splitlines(keepends=True):
         quoted = line == "```text\n" or (quoted and line != "```\n")
         modules = saying(line.rstrip("\n")) if quoted else []
-        if not modules or any(not module.startswith(homes) for module in modules):
+        if not modules or not all(is_gone(f"ckptconv/{module}") for module in modules):
             lines.append(line)
     return "".join(lines)
 
@@ -160,6 +164,11 @@ def flags_of(name: str) -> Iterator[str]:
         text = (ROOT / "ckptconv" / f"{module.replace('.', '/')}.py").read_text("utf-8")
         for option in re.findall(r"^    (\w+)(?:: .*)? = ", text, re.MULTILINE):
             yield f"--{option.replace('_', '-')}"
+
+
+def keyword(flag: str) -> str:
+    """The name in Python of an option."""
+    return flag.removeprefix("--").replace("-", "_")
 
 
 def commands_of(name: str) -> list[str]:
