@@ -7,11 +7,9 @@ import dataclasses
 import json
 import os
 import sys
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ckptconv.cli.registered import DIFFERENCES
-from ckptconv.errors import CkptconvError, FailedError
+from ckptconv.errors import FailedError
 from ckptconv.storage import stores
 from ckptconv.text import printable, reason
 
@@ -19,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from ckptconv.cli.lines import Line
-    from ckptconv.cli.printed import Failed
     from ckptconv.result import Report
 
 # The version of all schemas in `schemas`: it changes when a field changes its meaning, or goes.
@@ -92,22 +89,6 @@ class Printer:
                 console.print(Text.assemble(*((printable(span.text), _STYLES.get(span.style, "")) for span in line)))
         self._write(captured.get())
 
-    def failed(self, error: CkptconvError, source: str | None = None) -> None:
-        """Report the error that ended a command. `source` is its input, as far as it is known."""
-        if self.json:
-            from ckptconv.cli.failures import described
-
-            with contextlib.suppress(FailedError):
-                failed: Failed = {"input": source, "error": described(error)}
-                self.print_json(False, failed)
-        say(str(error))
-        difference = getattr(error, "difference", {})
-        module = DIFFERENCES.get(difference.get("what", ""))
-        if module and not self.json:
-            lines = import_module(module).differences(difference)
-            with contextlib.suppress(OSError):
-                print("\n".join(map(printable, lines)), file=sys.stderr, flush=True)
-
     def print_json(self, ok: bool, fields: Mapping[str, Any]) -> None:
         """Print one object with the members that all have. Raises FailedError if that fails."""
         value = {"version": VERSION, "ok": ok, "command": self.command or None, **fields}
@@ -133,7 +114,7 @@ def _plain(value: Any) -> Any:
     return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else str(value)
 
 
-def say(text: str) -> None:
+def say(text: str, by: str = "ckptconv: ") -> None:
     """Print a line to stderr. The work goes on if stderr is closed."""
     with contextlib.suppress(OSError):
-        print(f"ckptconv: {printable(text)}", file=sys.stderr, flush=True)
+        print(f"{by}{printable(text)}", file=sys.stderr, flush=True)

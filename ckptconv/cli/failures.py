@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import re
@@ -12,8 +13,9 @@ from importlib import import_module
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, cast
 
+from ckptconv.cli.console import Printer, say
 from ckptconv.cli.help import read
-from ckptconv.cli.registered import COMMANDS
+from ckptconv.cli.registered import COMMANDS, DIFFERENCES
 from ckptconv.cli.typer_compat import WRONG_USAGE
 from ckptconv.errors import CkptconvError, DifferenceError, FailedError, StoppedError, UsageError
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
@@ -21,9 +23,10 @@ from ckptconv.options.registered import FEATURES, missing, several
 from ckptconv.options.words import WORDS, instead_of
 from ckptconv.outputs.kinds import NAMED, OTHER_WORDS
 from ckptconv.process import lacking, of_feature
+from ckptconv.text import reason
 
 if TYPE_CHECKING:
-    from ckptconv.cli.printed import Failure
+    from ckptconv.cli.printed import Failed, Failure
 
 
 def _instead(option: str, close: Iterable[str], ctx: Any) -> str:
@@ -160,8 +163,6 @@ def failure_of(error: BaseException) -> CkptconvError | None:
     if isinstance(error, Exception) and os.environ.get("CKPTCONV_DEBUG"):
         traceback.print_exception(error)
     if isinstance(error, OSError):
-        from ckptconv.text import reason
-
         where = f"{error.filename}: " if error.filename else ""
         return FailedError(f"Error from the operating system: {where}{reason(error)}. No output was published.")
     if isinstance(error, Exception):
@@ -174,3 +175,17 @@ def failure_of(error: BaseException) -> CkptconvError | None:
             return FailedError(f"This is a bug in {', or in '.join(brought)}, or else in ckptconv: {text}", advice)
         return FailedError(f"This is a bug in ckptconv itself: {text}", advice)
     return None
+
+
+def report(printer: Printer, error: CkptconvError, source: str | None) -> None:
+    """Print the error that ended a command. `source` is its input, as far as it is known."""
+    if printer.json:
+        with contextlib.suppress(FailedError):
+            failed: Failed = {"input": source, "error": described(error)}
+            printer.print_json(False, failed)
+    say(str(error))
+    difference = getattr(error, "difference", {})
+    module = DIFFERENCES.get(difference.get("what", ""))
+    if module and not printer.json:
+        for line in import_module(module).differences(difference):
+            say(line, "")

@@ -81,9 +81,10 @@ def _text_only(arguments: list[str]) -> tuple[str, int] | None:
 
 
 def _report(error: CkptconvError, arguments: list[str], call: Call) -> None:
+    from ckptconv.cli.failures import report
     from ckptconv.cli.options import output_of
 
-    output_of(call.command or "", {"json": "--json" in arguments}).failed(error, call.input)
+    report(output_of(call.command or "", {"json": "--json" in arguments}), error, call.input)
 
 
 def _run(arguments: list[str], call: Call, answer: tuple[str, int] | None) -> int:

@@ -459,7 +459,7 @@ def test_two_signals_at_any_time_are_one_end(small: Path, tmp_path: Path) -> Non
 def test_signals_while_something_went_wrong_are_an_end_too_and_while_it_is_told_too_late(tmp_path: Path) -> None:
     for place, codes, said in (
         ("failures.failure_of", (130, 143), ENDED),
-        ("console.Printer.failed", (2,), ".* does not exist.*"),
+        ("failures.report", (2,), ".* does not exist.*"),
     ):
         for options in ([], ["--json"]):
             disturbed = MEANWHILE.format(function="usual", place=place)
