@@ -58,7 +58,7 @@ class Options(Given):
     # Which tensors to convert, and how.
     max_shard_size: int | None = deciding(
         SIZE,
-        "Split the output into files of at most SIZE, such as 5GB or 2GiB.",
+        "Split the output into files with at most SIZE of tensors, such as 5GB or 2GiB.",
         metavar="SIZE",
         group=OUTPUT,
         common=True,

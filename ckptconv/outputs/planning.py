@@ -129,11 +129,12 @@ def output_of(
 
 
 def check_size(output: Output, options: Options) -> None:
-    """Raise UsageError if an output of one file is larger than `max_shard_size`."""
-    size, most = output.plan.nbytes, options.max_shard_size
+    """Raise UsageError if an output of one file has more bytes of tensors than `max_shard_size`."""
+    most = options.max_shard_size
+    size = sum(part.nbytes for file in output.plan.files for part in file.parts if isinstance(part, Data))
     if output.target.is_file and output.described is None and most and size > most:
         raise UsageError(
-            f"{output.target.path} would have {size} bytes, more than --max-shard-size allows ({most}).",
+            f"{output.target.path} would have {size} bytes of tensors, more than --max-shard-size allows ({most}).",
             "Give a directory as OUTPUT, which can hold several files.",
         )
 

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save
 
+from ckptconv import convert
 from ckptconv.engine.execute import carry_out
 from ckptconv.errors import CkptconvError, FailedError, UsageError
 from ckptconv.outputs import safetensors as output
@@ -116,6 +117,15 @@ def test_shards_are_those_of_huggingface_hub(sizes: list[int]) -> None:
     state = {f"t{number}": torch.empty(size, dtype=torch.uint8) for number, size in enumerate(sizes)}
     theirs = huggingface_hub.split_torch_state_dict_into_shards(state, max_shard_size=20).filename_to_tensors
     assert pack({name: tensor.nbytes for name, tensor in state.items()}, 20) == list(theirs.values())
+
+
+def test_one_file_is_as_large_as_a_shard_may_be(tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(100), "b": torch.ones(100)}, tmp_path / "in.pt")
+    convert(tmp_path / "in.pt", tmp_path / "out.safetensors", max_shard_size=800)
+    convert(tmp_path / "in.pt", tmp_path / "out", max_shard_size=800)
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == (tmp_path / "out.safetensors").read_bytes()
+    with pytest.raises(UsageError, match=r"would have 800 bytes of tensors, more than --max-shard-size allows \(799\)"):
+        convert(tmp_path / "in.pt", tmp_path / "out.safetensors", max_shard_size=799)
 
 
 def test_shards_are_numbered_from_one() -> None:

@@ -191,7 +191,9 @@ def _notes(
         parts = [f"{weight:g} × {term.path}" for weight, term in zip(average.weights, terms, strict=True)]
         yield f"added up {some(parts, _SHOWN, str)}: {count_of(len(averages), 'tensor')}."
     else:
-        yield f"averaged {count_of(len(averages), 'tensor')} of {count_of(len(terms), 'checkpoint')}."
+        pairs = zip(average.weights, terms, strict=True)
+        shares = some([f"{weight / average.over:.3g} × {term.path}" for weight, term in pairs], _SHOWN, str)
+        yield f"averaged {count_of(len(averages), 'tensor')} of {count_of(len(terms), 'checkpoint')}: {shares}."
     if left := [name for name in theirs if name not in averages]:
         result = "difference" if average.minus else "average"
         yield f"taken from {main.path}, because their dtype has no {result}: {some(left)}."

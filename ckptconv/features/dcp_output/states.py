@@ -11,7 +11,7 @@ from ckptconv.features.optimizer_states.states import optimizers_alone
 from ckptconv.features.optimizer_states.training import weights_in, with_named
 from ckptconv.formats.detect import asked_orders, complete, open_source
 from ckptconv.formats.optimizers import entries, optimizers_in, subtree, weights_key
-from ckptconv.formats.source import STATES_ARE_CONVERTED, FileFacts, Source
+from ckptconv.formats.source import STATES_ARE_CONVERTED, FileFacts, Source, without_states
 from ckptconv.options.table import FITTING, named_in
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, is_same, normalize
@@ -61,7 +61,7 @@ def with_states(source: Source, given_path: str, path: str, **settings: Any) -> 
         source = source._replace(notes=[*source.notes, *(note for note in donor.notes if note.startswith(NAMED))])
         source = checked_fit(source, optimizer, donor.path)
     # The place of the states is known now.
-    notes = [note for note in source.notes if not note.endswith(f"{STATES_ARE_CONVERTED}.")]
+    notes = [without_states(note) for note in source.notes if not note.endswith(f"{STATES_ARE_CONVERTED}.")]
     read = {f"{basename(donor.path)}/{name}": identity for name, identity in donor.inputs_of_all.items()}
     return source._replace(
         optimizer=optimizer,

@@ -18,6 +18,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ckptconv.cli.registered import COMMANDS
 from ckptconv.errors import UnsupportedError, UsageError, damaged
 from ckptconv.formats.safetensors import read_header
 from ckptconv.formats.weight_map import read_index
@@ -35,6 +36,8 @@ CHECKSUMS = ("adler32", "xxh3-128", "blake3")
 ZSTD = "zstd"
 # The most bytes of a tensor whose changes, and their positions, a u4 can count.
 MOST_OVERWRITTEN = (1 << 32) - 1
+# How a difference that `average --minus` wrote is added, if a directory is taken for a delta.
+_ADDED = " A plain difference is added by `ckptconv average BASE DIFFERENCE --minus BASE OUTPUT --weights 2,1`."
 _VERSION = re.compile(r"\d{1,18}")
 # Bytes of the header of a frame: RFC 8878, section 3.1.1.
 _MOST_OF_HEAD = 18
@@ -72,7 +75,8 @@ def read_delta(place: Location) -> Delta:
         missing = f"there is no {INDEX} in it" if place.kind == "directory" else f"it is {place.entry.described}"
         if place.kind == "missing":
             missing = "it does not exist"
-        raise UsageError(f"{place} is not a delta: {missing}.", "`ckptconv diff A B --delta DIR` writes one.")
+        added = _ADDED if place.kind == "directory" and "average" in COMMANDS else ""
+        raise UsageError(f"{place} is not a delta: {missing}.", f"`ckptconv diff A B --delta DIR` writes one.{added}")
     where = place.join(INDEX)
     index = read_index(where)
     if index is None or "base_version" not in index.metadata:

@@ -15,6 +15,7 @@ from ckptconv.options.table import Options
 from ckptconv.outputs.hints import globs_like
 from ckptconv.outputs.naming import named
 from ckptconv.storage.paths import normalize
+from ckptconv.text import count_of
 
 
 def opened(source: Source, settings: Mapping[str, Any], reaching: Mapping[str, Any]) -> Source:
@@ -36,7 +37,7 @@ def _graft(text: str, reaching: Mapping[str, Any]) -> Graft:
     chosen = {name: tensor for name, tensor in tensors.items() if fnmatch.fnmatchcase(name, glob)}
     if not chosen:
         raise UsageError(
-            f"--graft {text}: {glob!r} matches none of the {len(tensors)} names of {source.path}.",
+            f"--graft {text}: {glob!r} matches no name of {source.path}, which has {count_of(len(tensors), 'tensor')}.",
             globs_like(glob, list(tensors)),
         )
     return Graft(source, glob, chosen)

@@ -10,6 +10,7 @@ import typer
 from ckptconv.cli.options import named, output_of, taking
 from ckptconv.cli.typer_compat import Command, Group
 from ckptconv.errors import UsageError
+from ckptconv.text import some
 
 if TYPE_CHECKING:
     from ckptconv.cli.console import Printer
@@ -38,6 +39,12 @@ class _Maps(Group):
 
         if args[0] not in self.commands and args[0] in catalogue():
             raise UsageError(f"{args[0]} is a map, not a command.", f"ckptconv maps show {args[0]} prints it.")
+        of_word = [name for name in catalogue() if args[0].lower() in name.split("-")]
+        if args[0] not in self.commands and of_word:
+            raise UsageError(
+                f"{args[0]} is no command of ckptconv maps.",
+                f"Maps with this word: {some(of_word, form=str)}; ckptconv maps show NAME prints one.",
+            )
         return super().resolve_command(ctx, args)
 
 

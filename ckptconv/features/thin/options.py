@@ -55,9 +55,7 @@ class _Thin:
     )
     highest = Option(FLAG, "With --keep-best, a higher metric is better.", group=TAKE)
     best = Option(_COUNT, "With --keep-best, keep the best N.", metavar="N", default=1, group=TAKE)
-    keep_within = Option(
-        SECONDS, "Keep steps that are no older than TIME before the newest.", metavar="TIME", group=TAKE
-    )
+    keep_within = Option(SECONDS, "Keep steps that are at most TIME older than the newest.", metavar="TIME", group=TAKE)
     keep_hourly, keep_daily, keep_weekly, keep_monthly, keep_yearly = (
         Option(_COUNT, f"Keep the last step of each of the last N {period}, in UTC.", metavar="N", group=TAKE)
         for period in ("hours that have any", "days", "weeks", "months", "years")

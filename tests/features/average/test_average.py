@@ -352,6 +352,18 @@ def test_a_step_that_is_given_twice_is_told() -> None:
     assert not report.warnings
 
 
+def test_a_difference_is_added_to_its_base_and_the_report_says_how_much_of_each_counts() -> None:
+    base, tuned = saved(model(0), model(1))
+    average(tuned, "vector.safetensors", minus=base, dtype="fp32")
+    report = average([base, "vector.safetensors"], "half.safetensors", weights=[1, 1])
+    assert report.notes[0] == f"averaged 5 tensors of 2 checkpoints: 0.5 × {base}, 0.5 × vector.safetensors."
+    average([base, "vector.safetensors"], "whole.safetensors", minus=base, weights=[2, 1], dtype="fp32")
+    whole = load_file("whole.safetensors")
+    for name, tensor in model(1).items():
+        if tensor.is_floating_point():
+            torch.testing.assert_close(whole[name], tensor.float(), rtol=1e-2, atol=1e-2)
+
+
 def test_a_difference_is_no_average() -> None:
     steps = saved(model(0), model(1))
     report = average(steps[1], "out.safetensors", minus=steps[0])

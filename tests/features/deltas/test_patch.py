@@ -41,6 +41,7 @@ from ckptconv import (
     diff,
     patch,
 )
+from ckptconv.cli.registered import COMMANDS
 from ckptconv.features.deltas import encoding, overwriting
 from ckptconv.features.deltas.kernels import Overlay, Xor
 from ckptconv.features.diff import reading
@@ -524,7 +525,8 @@ def test_options_that_contradict_a_delta_are_refused(tmp_path: Path, pair: tuple
     assert ckptconv_here("diff", *pair, "--delta", tmp_path / "d.safetensors").refused(2, "a delta is a directory")
     assert ckptconv_here("diff", *pair, "--delta", tmp_path / "d.delta").refused(2, "a delta is a directory")
     assert ckptconv_here("patch", pair[0], tmp_path / "c.safetensors").refused(2, "at least one DELTA")
-    assert ckptconv_here("patch", pair[0], tmp_path, tmp_path / "c.safetensors").refused(2, "is not a delta")
+    said = ckptconv_here("patch", pair[0], tmp_path, tmp_path / "c.safetensors").refused(2, "is not a delta")
+    assert ("--minus BASE OUTPUT --weights 2,1" in said) == ("average" in COMMANDS)
     assert ckptconv_here("patch", pair[0], tmp_path / "none", tmp_path / "c").refused(2, "does not exist")
 
 

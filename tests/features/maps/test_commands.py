@@ -107,4 +107,5 @@ def test_a_file_says_by_which_map_it_is_verified(place: Path) -> None:
 
 def test_the_name_of_a_map_in_the_place_of_a_command_is_met_with_show() -> None:
     ckptconv_here("maps", "megatron-llama").refused(2, "is a map, not a command", "ckptconv maps show megatron-llama")
+    ckptconv_here("maps", "qwen3").refused(2, "is no command of ckptconv maps", "megatron-qwen3", "maps show NAME")
     assert "ckptconv maps show" not in ckptconv_here("maps", "none").refused(2, "No such command 'none'")

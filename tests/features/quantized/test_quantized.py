@@ -238,6 +238,12 @@ def test_a_cast_without_the_option_is_refused(tmp_path: Path) -> None:
     ckptconv.convert(source, tmp_path / "out")
 
 
+def test_that_nothing_is_quantized_is_a_warning(tmp_path: Path) -> None:
+    report = ckptconv.convert(QUANTIZED / "not-quantized", tmp_path / "out", dequantize=True)
+    assert report.warnings == ["--dequantize has no effect: no weight is quantized."]
+    assert not any("--dequantize" in note for note in report.notes)
+
+
 def test_what_is_quantized_is_told() -> None:
     for command in looking():
         told = ckptconv_here(command, QUANTIZED / "modelopt-mixed", "--json").json["quantized"]
