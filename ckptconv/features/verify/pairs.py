@@ -180,8 +180,8 @@ class _Values(NamedTuple):
         more = f" {self.elements:,} of its {pair.got.numel:,} elements differ." if self.elements > 1 else ""
         return DifferenceError(
             f"{pair.path}: {pair.name!r} differs at index {place}: expected {expected}, found {actual}.{more}",
-            "Convert it again. If average, merge or patch wrote it, give that command --verify; ckptconv diff compares "
-            "any two checkpoints.",
+            "If the source is another one, or was changed since, give the right one; else convert it again. A single "
+            "file that average, merge or patch wrote needs the --manifest of that command, or --verify with it.",
             what="value",
             tensor=pair.name,
             file=pair.path,
