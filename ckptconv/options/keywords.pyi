@@ -66,8 +66,8 @@ class _Sharding(TypedDict, total=False):
     """Convert, Average, Inspect, Merge, Patch, Rows, Verify."""
 
     max_shard_size: int | str | None
-    """Split the output into files of at most SIZE, such as 5GB or 2GiB. Default: 5GB for distributed checkpoints, else
-    files as the input has them."""
+    """Split the output into files with at most SIZE of tensors, such as 5GB or 2GiB. Default: 5GB for distributed
+    checkpoints, else files as the input has them."""
 
 
 class _Casting(TypedDict, total=False):
