@@ -32,10 +32,10 @@ class Dequantize(NamedTuple):
     """Make weights of quantized ones: (code − zero − `offset`) · scale, as float32; of more steps, one in another.
 
     The first part has the codes. `codes` says how they lie there: "own", each an element of its dtype; "e2m1", two in a
-    byte, the low half first; "e2m3" and "e3m2", four in three bytes, the low bits first; "int1" to "int8", so many bits
-    of 32-bit words, the low ones first; "awq", 4 bits in the order of AWQ; the same with a sign, as two's complement:
-    "signed4", "signed awq", and "signed pair", two in a byte; "table4", two in a byte, the high half first, or
-    "table8": indices into the part `table`.
+    byte, the low half first; "quarters", likewise, each a sign and 0 to 7 quarters; "e2m3" and "e3m2", four in three
+    bytes, the low bits first; "int1" to "int8", so many bits of 32-bit words, the low ones first; "awq", 4 bits in the
+    order of AWQ; the same with a sign, as two's complement: "signed4", "signed awq", and "signed pair", two in a byte;
+    "table4", two in a byte, the high half first, or "table8": indices into the part `table`.
     `roles` names the other parts: "scale"; "zero", stored as the codes are, as int8, or as floats, and then the
     difference is rounded as the result is; "index", the group of each
     column, by which scales and zeros are looked up; "table"; "times", by which the product is multiplied; "shift",

@@ -62,6 +62,7 @@ _KINDS: Mapping[str, _Kind] = {
     "e2m1": _Kind(4, 8, _floats(2, 1)),
     "e2m3": _Kind(6, 8, _floats(2, 3)),
     "e3m2": _Kind(6, 8, _floats(3, 2)),
+    "quarters": _Kind(4, 8, tuple(sign * count / 4 for sign in (1.0, -1.0) for count in range(8))),
     **{f"int{bits}": _Kind(bits, 32) for bits in range(1, 9)},
     "awq": _Kind(4, 32, order=_AWQ),
     "signed4": _Kind(4, 32, _SIGNED),
@@ -69,7 +70,7 @@ _KINDS: Mapping[str, _Kind] = {
     "signed pair": _Kind(4, 8, _SIGNED),
 }
 # Those that are numbers as they are: nothing is subtracted from them.
-_NUMBERS = frozenset(("e2m1", "e2m3", "e3m2", "table4", "table8"))
+_NUMBERS = frozenset(("e2m1", "e2m3", "e3m2", "quarters", "table4", "table8"))
 
 
 class _Place(NamedTuple):

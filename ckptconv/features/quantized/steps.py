@@ -45,6 +45,7 @@ _FLOATS = {
     "e2m1": (1, 0, 2),
     "e2m3": (3, 0, 2),
     "e3m2": (2, -2, 4),
+    "quarters": (2, 0, 0),
 }
 # What the largest number of a block may become, by codes, or the best of these; and whether scales are powers of two.
 # llm-compressor's is half a step beyond the largest code of int4. Just less than a power

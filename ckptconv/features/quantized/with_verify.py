@@ -20,6 +20,7 @@ _PACKED = {
     "e2m1": (4, 8),
     "e2m3": (6, 8),
     "e3m2": (6, 8),
+    "quarters": (4, 8),
     "table4": (4, 8),
     "signed pair": (4, 8),
     **{f"int{bits}": (bits, 32) for bits in range(1, 9)},
@@ -33,7 +34,8 @@ _E3M2 = [
     for step in (0, 1, 2, 4, 8, 16, 32, 64)
     for value in ([0, 1, 2, 3] if not step else [mantissa * step for mantissa in (4, 5, 6, 7)])
 ]
-_VALUES = {"e2m1": _E2M1, "e2m3": _E2M3, "e3m2": _E3M2}
+_QUARTERS = [sign * value for sign in (1.0, -1.0) for value in (0, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75)]
+_VALUES = {"e2m1": _E2M1, "e2m3": _E2M3, "e3m2": _E3M2, "quarters": _QUARTERS}
 _AWQ = (0, 4, 1, 5, 2, 6, 3, 7)
 
 

@@ -244,7 +244,7 @@ class Statement(NamedTuple):
 
     @property
     def method(self) -> str:
-        method = self.told.get("quant_method")
+        method = "mlx" if self.told.get("packing_format") == "mlx" else self.told.get("quant_method")
         if not isinstance(method, str):
             method = next((of for key, of in _TELLING.items() if key in self.told), UNNAMED)
         return "compressed-tensors" if method in NAMES_OF_COMPRESSED else method

@@ -632,6 +632,44 @@ def test_autorounds_floats_lie_as_those_of_compressed_tensors(tmp_path: Path) ->
     assert torch.equal(made["w.weight"], codes(4, 64).float() / 128)
 
 
+def test_autorounds_fp8_has_scales_of_rows_in_one_dimension_or_one_scale(tmp_path: Path) -> None:
+    words = {**AUTOROUND, "packing_format": "auto_round:fp8_static", "data_type": "fp", "bits": 8, "fmt": "e4m3"}
+    for size, scale in ((-1, torch.rand(4).bfloat16()), (0, torch.rand(1).bfloat16())):
+        parts = {"w.weight": codes(4, 64), "w.weight_scale": scale, "w.input_scale": torch.ones(1).bfloat16()}
+        source = model_directory(tmp_path / f"{size}", parts, {**words, "group_size": size})
+        made = weights(source, tmp_path / f"{size} made")
+        assert bits(made) == bits({"w.weight": codes(4, 64).bfloat16() * scale[:, None]}), size
+        other = model_directory(tmp_path / f"{size} other", parts, {**words, "group_size": -1 - size})
+        assert "'w.weight'" in refused(other, tmp_path), size
+    of_other_codes = {**words, "group_size": -1, "fmt": "e5m2"}
+    assert "'fmt'" in refused(model_directory(tmp_path / "e5m2", parts, of_other_codes), tmp_path)
+
+
+def test_autorounds_mxint4_are_quarters_with_a_sign(tmp_path: Path) -> None:
+    """Two in a byte, the first in its low half; −0 stays."""
+    parts = {"w.weight_packed": torch.arange(256, dtype=torch.uint8).reshape(8, 32)}
+    parts["w.weight_scale"] = torch.tensor([[127, 128]] * 8, dtype=torch.uint8)
+    words = {**AUTOROUND, "packing_format": "auto_round", "data_type": "mx_int"}
+    made = weights(model_directory(tmp_path / "in", parts, words), tmp_path / "out")
+    quarters = torch.tensor([sign * count / 4 for sign in (1.0, -1.0) for count in range(8)])
+    both = torch.stack([quarters.repeat(16), quarters.repeat_interleave(16)], 1).reshape(8, 2, 32)
+    assert bits(made) == bits({"w.weight": (both * torch.tensor([[[1.0], [2.0]]])).reshape(8, 64).bfloat16()})
+
+
+def test_autorounds_words_on_weights_of_mlx_stand_beside_those_of_mlx(tmp_path: Path) -> None:
+    tensors = load_file(QUANTIZED / "mlx-affine-g64-4bit" / "model.safetensors")
+    config = json.loads((QUANTIZED / "mlx-affine-g64-4bit" / "config.json").read_text())
+    own = config["quantization"]
+    sizes = {key: own[key] for key in ("bits", "group_size")}
+    source = model_directory(tmp_path / "in", tensors, own)
+    words = {**AUTOROUND, "packing_format": "mlx", **sizes}
+    (source / "config.json").write_text(json.dumps({**config, "quantization_config": words}))
+    expected = load_file(QUANTIZED / "mlx-affine-g64-4bit" / "expected.safetensors")
+    assert bits(weights(source, tmp_path / "good")) == bits(expected)
+    (source / "config.json").write_text(json.dumps({**config, "quantization_config": {**words, "bits": 8}}))
+    assert "contradict each other about 'bits'" in refused(source, tmp_path)
+
+
 def test_model_optimizer_has_a_one_after_each_side_of_its_blocks(tmp_path: Path) -> None:
     weight, scale = codes(160, 200), torch.rand(2, 2) + 0.5
     words = {"quant_method": "modelopt", "quant_algo": "fp8_pb_wo"}

@@ -68,6 +68,7 @@ FLOATS = {
     "e2m1": E2M1,
     "e2m3": [six_bits(code, 3) for code in range(64)],
     "e3m2": [six_bits(code, 2) for code in range(64)],
+    "quarters": [math.copysign(code & 7, 7.5 - code) / 4 for code in range(16)],
 }
 
 
@@ -120,7 +121,7 @@ def signed(kind: str, codes: np.ndarray) -> np.ndarray:
 
 
 KINDS = (
-    *("own", "int8", "e2m1", "e2m3", "e3m2", "table4", "table8", "awq", "signed awq"),
+    *("own", "int8", "e2m1", "e2m3", "e3m2", "quarters", "table4", "table8", "awq", "signed awq"),
     *("packed int1", "packed int2", "packed int3", "packed int4", "packed int5", "packed int8"),
     *("packed signed4", "packed signed pair"),
 )

@@ -19,8 +19,8 @@ from ckptconv.storage import strict_json
 
 # The modules in this folder.
 DIALECTS: tuple[str, ...] = (
-    *("autoround", "awq", "bitsandbytes8", "hqq", "mlx", "modelopt_low_rank", "modelopt_smoothed"),
-    *("quark", "quark_integers"),
+    *("autoround", "autoround_floats", "awq", "bitsandbytes8", "hqq", "mlx", "modelopt_low_rank"),
+    *("modelopt_smoothed", "quark", "quark_integers"),
 )
 _HINT = "The program that wrote them can write the original weights."
 

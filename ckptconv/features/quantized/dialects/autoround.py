@@ -1,9 +1,8 @@
-"""AutoRound's integers and floats: `auto_round/inference/convert_model.py`, `auto_round_extension/torch`, and
-`export/export_to_autoround/qlinear_fp.py` of 0.16.
+"""AutoRound's integers: `auto_round/inference/convert_model.py` and `auto_round_extension/torch` of 0.16. Its other
+types are in `autoround_floats`.
 
-`packing_format` says how codes lie, and whether zero points are stored less 1. Floats lie as those of
-compressed-tensors. `extra_config` has what differs for a module, under its name or a regular expression that is
-searched for in names.
+`packing_format` says how codes lie, and whether zero points are stored less 1. `extra_config` has what differs for a
+module, under its name or a regular expression that is searched for in names.
 """
 
 from __future__ import annotations
@@ -13,24 +12,20 @@ from typing import Any
 
 from ckptconv.features.quantized.configuration import Configuration
 from ckptconv.features.quantized.dialects import Dialect, awq
-from ckptconv.features.quantized.table import FP8, GPTQ, MXFP4, NVFP4, Format, Sizes
+from ckptconv.features.quantized.table import GPTQ, Format, Sizes
 from ckptconv.features.quantized.words import EVERYWHERE, NOT, idle, is_in
 from ckptconv.storage.strict_json import OrNull
 
-_METHODS = ("auto-round", "auto_round", "intel/auto-round")
-_FIRST, _LATER, _NATIVE, _AWQ, _FLOATS = (
-    "auto_round:auto_gptq",
-    "auto_round:gptqmodel",
-    "auto_round",
-    "auto_round:auto_awq",
-    "auto_round:llm_compressor",
-)
-_BITS = {_FIRST: (2, 3, 4, 8), _LATER: range(2, 9), _NATIVE: range(2, 9), _AWQ: (4,)}
+METHODS = ("auto-round", "auto_round", "intel/auto-round")
+_FIRST, _LATER, NATIVE, _AWQ = "auto_round:auto_gptq", "auto_round:gptqmodel", "auto_round", "auto_round:auto_awq"
+FLOATS, FP8_STATIC = "auto_round:llm_compressor", "auto_round:fp8_static"
+_BITS = {_FIRST: (2, 3, 4, 8), _LATER: range(2, 9), NATIVE: range(2, 9), _AWQ: (4,)}
 _GROUP = range(-1, 1 << 31)
 _SCHEME = {
     **idle("sym act_bits act_group_size act_sym act_data_type act_dynamic"),
     **dict.fromkeys(("super_bits?", "super_group_size?", "rotation_config?"), NOT),
-    "data_type?": frozenset(("int", "mx_fp", "nv_fp")),
+    "fmt?": frozenset(("e4m3",)),
+    "data_type?": frozenset(("int", "fp", "mx_fp", "mx_int", "nv_fp")),
 }
 _WORDS = {
     **EVERYWHERE,
@@ -43,14 +38,14 @@ _WORDS = {
         nsamples dataset low_gpu_mem_usage low_cpu_mem_usage quant_lm_head static_kv_dtype static_attention_dtype
         """
     ),
-    "packing_format": frozenset((*_BITS, _FLOATS)),
+    "packing_format": frozenset((*_BITS, FLOATS, FP8_STATIC)),
     "bits": range(2, 9),
     "group_size": _GROUP,
     "extra_config?": OrNull({str: {**_SCHEME, "bits?": range(2, 33), "group_size?": _GROUP}}),
 }
 
 
-def _said(config: Configuration, name: str) -> Mapping[str, Any]:
+def scheme_of(config: Configuration, name: str) -> Mapping[str, Any]:
     """Return what a configuration says of the weight of this name."""
     module, extra = name.removesuffix(".weight"), config.told.get("extra_config") or {}
     others = (said for key, said in extra.items() if said and is_in(key, module))
@@ -60,8 +55,8 @@ def _said(config: Configuration, name: str) -> Mapping[str, Any]:
 def _of(*formats: str) -> Callable[[Configuration, str], Iterator[tuple[str, Sizes]]]:
     def sizes(config: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
         packing = config.told.get("packing_format")
-        if config.method in _METHODS and packing in formats:
-            said = _said(config, name)
+        if config.method in METHODS and packing in formats:
+            said = scheme_of(config, name)
             bits, size = said["bits"], said["group_size"]
             if said["data_type"] == "int" and bits in _BITS[packing] and size:
                 offset = int(packing == _FIRST)
@@ -70,25 +65,10 @@ def _of(*formats: str) -> Callable[[Configuration, str], Iterator[tuple[str, Siz
     return sizes
 
 
-def _floats(called: str, *scheme: Any) -> Callable[[Configuration, str], Iterator[tuple[str, Sizes]]]:
-    """Return what is said of floats of this type, bits, and size of groups."""
-
-    def sizes(config: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
-        if config.method in _METHODS and config.told.get("packing_format") == _FLOATS:
-            said = _said(config, name)
-            if (said["data_type"], said["bits"], said["group_size"]) == scheme:
-                yield called, {"B": 1, "C": said["group_size"]}
-
-    return sizes
-
-
 _PACKED = {role: part for role, part in GPTQ.items() if role != "index"}
 _FORMATS = (
-    Format("N K", "int", _PACKED, _of(_FIRST, _NATIVE), offset="offset", own=True),
+    Format("N K", "int", _PACKED, _of(_FIRST, NATIVE), offset="offset", own=True),
     Format("N K", "int", GPTQ, _of(_LATER), offset="offset", own=True),
     Format("N K", "awq", awq.PARTS, _of(_AWQ), own=True),
-    MXFP4._replace(sizes=_floats("MXFP4", "mx_fp", 4, 32)),
-    FP8._replace(sizes=_floats("MXFP8", "mx_fp", 8, 32)),
-    NVFP4._replace(sizes=_floats("NVFP4", "nv_fp", 4, 16)),
 )
-DIALECT = Dialect(_FORMATS, dict.fromkeys(_METHODS, _WORDS))
+DIALECT = Dialect(_FORMATS, dict.fromkeys(METHODS, _WORDS))

@@ -1,6 +1,7 @@
 """MLX: `mlx_lm/utils.py` of mlx-lm 0.32, `mlx/nn/layers/quantized.py` and `mlx/backend/cpu/quantized.cpp` of MLX 0.32.
 
-A configuration has what differs for a module under the name of that: what is said, or false.
+A configuration has what differs for a module under the name of that: what is said, or false. AutoRound writes weights
+so too, and says so in its own words beside (`export/export_to_mlx/export.py` of 0.16).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _LARGEST = 448.0 * 6
 
 
 def _words(config: Mapping[str, Any]) -> Words:
-    known = {**_WORDS, **idle("quant_method")}
+    known = {**_WORDS, **idle("quant_method packing_format sym data_type")}
     of_modules = {
         f"{name}?": object if value is False else _WORDS
         for name, value in config.items()

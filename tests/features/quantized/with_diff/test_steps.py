@@ -237,6 +237,7 @@ def test_codes_are_one_step_apart_and_what_lies_between_is_divided_evenly() -> N
         for codes, count in (("float8_e4m3fn", 127), ("float8_e5m2", 124))
     }
     every["e2m1"] = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    every["quarters"] = np.arange(8) / 4
     for codes, values in every.items():
         count = len(values)
         assert (index(codes, values) == np.arange(count)).all(), codes
