@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 import torch
 from checkpoints import ckptconv_here, copy_of, done
 
+from ckptconv.formats import detect
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import Defaults, Source
 from ckptconv.options.table import Options
@@ -63,13 +63,13 @@ def test_a_source_is_checked_when_it_is_made_and_when_it_is_changed() -> None:
 def test_states_are_refused_by_name_where_the_feature_that_finds_them_is_not_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "ckptconv.features.optimizer_states.training", None)
+    monkeypatch.setattr(detect, "STATES", "absent")
     weights = {"w": torch.ones(2)}
     torch.save({"model": weights, "optimizer": {"state": {}, "param_groups": [{}]}}, tmp_path / "t.pt")
     (tmp_path / "step").mkdir()
     torch.save(weights, tmp_path / "step" / "pytorch_model.bin")
     (tmp_path / "step" / "optimizer.pt").write_bytes(b"")
-    missing = "to find them needs the feature optimizer_states, which is not installed"
+    missing = "to find them needs the feature absent, which is not installed"
     # In the same file, and in one next to the weights, which is noted although nothing asks for it.
     for name, is_noted in (("t.pt", False), ("step", True)):
         run = ckptconv_here("convert", tmp_path / name, "--optimizer", tmp_path / "states.safetensors")
