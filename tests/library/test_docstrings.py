@@ -16,7 +16,7 @@ from optimizer_files import by_names
 
 import ckptconv
 from ckptconv import errors
-from ckptconv.process import of_feature
+from ckptconv.process import has_feature, of_feature
 from ckptconv.structure.leaves import LIVE
 
 DOCUMENTED = [name for name in ckptconv.__all__ if callable(getattr(ckptconv, name))]
@@ -50,6 +50,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_example_runs(name: str, place: Path) -> None:
     if name in ("flatten", "unflatten") and of_feature(LIVE, "tensors") is None:
         return  # their trees hold tensors of torch
+    if name == "Checkpoint" and not has_feature("optimizer_states"):
+        return  # it shows those of an optimizer
     known = {"ckptconv": ckptconv, "torch": torch}
     test = doctest.DocTestParser().get_doctest(EXAMPLES[name], known, name, None, None)
     told: list[str] = []

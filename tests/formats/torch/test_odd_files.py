@@ -19,6 +19,7 @@ from effort import every
 from samples import saved
 
 from ckptconv import CorruptError, convert
+from ckptconv.process import has_feature
 
 
 class Pair(NamedTuple):
@@ -158,6 +159,7 @@ class _Device:
         return torch.device, ("cuda", 1 << 20_000)
 
 
+@pytest.mark.skipif(not has_feature("optimizer_states"), reason="no feature finds the states of optimizers")
 def test_integers_that_python_does_not_print_are_no_names(tmp_path: Path) -> None:
     weight, number = torch.ones(2), 1 << 20_000
     states = {number: {"exp_avg": weight}}
