@@ -106,7 +106,6 @@ class Quantized(NamedTuple):
 
 # The beginning of notes on what a conversion leaves out.
 NOT_CONVERTED = "Not converted: "
-NONE_QUANTIZED = "--dequantize has no effect: no weight is quantized."
 # The end of notes on optimizer states, which says how to convert them. The result of several checkpoints has none.
 STATES_ARE_CONVERTED = ". Use convert --optimizer PATH for its states"
 THEIR_STATES_ARE_CONVERTED = "--optimizer PATH for the optimizer states, "
@@ -374,10 +373,6 @@ class Source(_Fields):
         """Raise `weights_error`, if there is one."""
         if self.weights_error:
             raise self.weights_error
-
-    def told(self) -> list[str]:
-        """Return its notes, and a note if quantized weights were to be replaced and there are none."""
-        return [*self.notes, *([NONE_QUANTIZED] if self.quantized and not self.quantized.formats else [])]
 
     def states(self) -> Any:
         """Return the optimizer's state dict by parameter name; None if the checkpoint has no such names.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ckptconv.formats.source import NONE_QUANTIZED, Source
+from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.notices import idle_sentences
 from ckptconv.outputs.planning import Output
@@ -25,9 +25,6 @@ def warnings_of(sources: Sequence[Source], outputs: Sequence[Output], chosen: Op
     """Yield the warnings on `sources`, their references, and the `outputs` that are planned of them."""
     references = (source.reference for source in sources if source.reference)
     yield from dict.fromkeys(warning for source in (*sources, *references) for warning in source.warnings)
-    quantized = [source.quantized for source in sources if source.quantized]
-    if quantized and not any(weights.formats for weights in quantized):
-        yield NONE_QUANTIZED
     for output in outputs:
         yield from output.notices.warnings
     # An option that affects none of the outputs is probably a mistake.

@@ -16,15 +16,7 @@ from ckptconv.outputs import computed, kinds, safetensors, selection
 from ckptconv.outputs.notices import Notices
 from ckptconv.outputs.pipeline import selected
 from ckptconv.outputs.targets import Target
-from ckptconv.plan import (
-    MAX_GROWTH,
-    ROOM_TO_GROW,
-    Data,
-    FilePlan,
-    Plan,
-    identify,
-    identity,
-)
+from ckptconv.plan import MAX_GROWTH, ROOM_TO_GROW, Data, FilePlan, Plan, identify, identity
 from ckptconv.storage.paths import basename
 from ckptconv.structure.record import METADATA_KEY, Flattened, plain_record
 from ckptconv.tensors.lazy import LazyTensor
@@ -131,8 +123,10 @@ def output_of(
 def check_size(output: Output, options: Options) -> None:
     """Raise UsageError if an output of one file has more bytes of tensors than `max_shard_size`."""
     most = options.max_shard_size
+    if not (most and output.target.is_file and output.described is None):
+        return
     size = sum(part.nbytes for file in output.plan.files for part in file.parts if isinstance(part, Data))
-    if output.target.is_file and output.described is None and most and size > most:
+    if size > most:
         raise UsageError(
             f"{output.target.path} would have {size} bytes of tensors, more than --max-shard-size allows ({most}).",
             "Give a directory as OUTPUT, which can hold several files.",

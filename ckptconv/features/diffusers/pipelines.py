@@ -89,7 +89,7 @@ def together(place: Location, sources: Sequence[Source]) -> Source:
         facts={"models": len([source for source in sources if source.is_model])},
         inputs=inputs,
         files=FileFacts.of_all(source.files for source in sources),
-        notes=[f"{source.path}: {note}" for source in sources for note in source.told()],
+        notes=[f"{source.path}: {note}" for source in sources for note in source.notes],
         warnings=[f"{source.path}: {text}" for source in sources for text in source.warnings],
         bytes_read=sum(source.bytes_read for source in sources),
     )

@@ -294,7 +294,7 @@ def summarize(
         opaque=list(source.files.opaque),
         classes=list(source.files.mentioned),
         tables=list(tables),
-        notes=[*map(_reworded, source.told()), *source.hints],
+        notes=[*map(_reworded, source.notes), *source.hints],
         warnings=[*map(_reworded, source.warnings), *idle_sentences(idle)],
         bytes_read=source.bytes_read,
         not_finite=None

@@ -47,6 +47,8 @@ def with_weights(source: Source, dtype: str, storage_options: Mapping[str, Any],
         stored = stored._replace(tensors=plain.of(stored.tensors))
     quantized = Quantized(dtype, read[CONFIG].file.path if CONFIG in read else "", formats, again)
     gone = plain.gone
+    word = "--requantize" if not dtype else "" if anew else "--dequantize"
+    idle = [f"{word} has no effect: no weight of {source.path} is quantized."] if word and not formats else []
     return source.computing(dequantize=quantized)._replace(
         weights=weights,
         trees={key: plain.of_tree(tree) for key, tree in source.trees.items()},
@@ -55,6 +57,7 @@ def with_weights(source: Source, dtype: str, storage_options: Mapping[str, Any],
         equal=[entry for entry in source.equal if entry[0] not in gone],
         remarks=_without_quantization(source.remarks) if formats else source.remarks,
         notes=[*source.notes, *_notes(quantized, plain, anew)],
+        warnings=[*source.warnings, *idle],
         inputs={**source.inputs, **{name: Input.stamped(config.file) for name, config in read.items()}},
     )
 

@@ -239,8 +239,9 @@ def test_a_cast_without_the_option_is_refused(tmp_path: Path) -> None:
 
 
 def test_that_nothing_is_quantized_is_a_warning(tmp_path: Path) -> None:
-    report = ckptconv.convert(QUANTIZED / "not-quantized", tmp_path / "out", dequantize=True)
-    assert report.warnings == ["--dequantize has no effect: no weight is quantized."]
+    source = QUANTIZED / "not-quantized"
+    report = ckptconv.convert(source, tmp_path / "out", dequantize=True)
+    assert report.warnings == [f"--dequantize has no effect: no weight of {source} is quantized."]
     assert not any("--dequantize" in note for note in report.notes)
 
 
