@@ -85,6 +85,8 @@ def convert_(
             hint += f"Commands that combine inputs: {some(combining, form=str)}." if combining else ""
             if any(re.fullmatch("[KMGT]i?B", word) for word in words):
                 hint = "Write a size in one word: 5GB."
+            if odd := next((word for word in words[1:] if re.fullmatch("yes|no|true|false|on|off|to|into", word)), ""):
+                hint = f"Leave out {odd!r}: OUTPUT follows INPUT, and switches such as --verify take no value."
             raise UsageError(f"Expected INPUT and OUTPUT, but found {len(words)} arguments.", hint.strip())
     try:
         convert_one("convert", "", words[0], output, options)

@@ -17,9 +17,10 @@ from ckptconv.text import brief
 # The table of the options of `convert`, which imports this module.
 CONVERTING = "ckptconv.options.table"
 WORDS = {
-    "-o -d --out --output --output-file --outfile --output-path --save-path --dst": "Name OUTPUT after INPUT.",
+    "-o --out --output --output-file --outfile --output-path --save-path --dst": "Name OUTPUT after INPUT.",
     "-i --input --input-dir --checkpoint --checkpoint-dir --checkpoint-path --ckpt --model --src": "Name INPUT first.",
     "--step --iteration --global-step": "Give the directory of the step; of a DeepSpeed run, --tag TAG names it.",
+    "-d": "Did you mean --dtype? OUTPUT is named after INPUT.",
     "--bf16 --bfloat16": "Use --dtype bf16.",
     "--fp16 --float16 --half": "Use --dtype fp16.",
     "--fp32 --float32 --float": "Use --dtype fp32.",

@@ -311,7 +311,8 @@ def _check_above(path: str) -> None:
     above = dirname(path)
     kind = "directory" if is_remote(path) else look(above).kind
     if kind == "missing":
-        raise UsageError(f"{path} cannot be written: the directory {above} does not exist.", "Create it (mkdir -p).")
+        advice = "The shell did not expand the ~: leave out quotes." if path[0] == "~" else "Create it (mkdir -p)."
+        raise UsageError(f"{path} cannot be written: the directory {above} does not exist.", advice)
     if kind != "directory":
         raise UsageError(f"{path} cannot be written: {above} is not a directory.", "Choose another OUTPUT.")
 

@@ -62,6 +62,10 @@ REFUSED: list[tuple[str, int, str]] = [
     ("convert circle", 1, "too many levels of symbolic links"),
     ("convert none.pt", 2, "none.pt does not exist"),
     ("convert MODEL.PT x", 2, "MODEL.PT does not exist;Did you mean model.pt?"),
+    ("convert model.pt x -dtype bf16", 2, "There is no option -d.;Did you mean --dtype?"),
+    ("convert model.pt x --verify yes", 2, "found 3 arguments;Leave out 'yes'"),
+    ("convert model.pt to x", 2, "found 3 arguments;Leave out 'to'"),
+    ("convert model.pt '~/x.safetensors'", 2, "The shell did not expand the ~"),
     ("convert empty", 2, "but not a known checkpoint;It is empty."),
     ("convert notes", 2, "It holds notes.txt"),
     # Files beside the output

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from ckptconv.errors import CorruptError, UsageError
@@ -91,6 +91,11 @@ def check_base(deltas: Sequence[Delta], tensors: Mapping[str, LazyTensor], alias
     """Raise CorruptError if `deltas` are for another base than `tensors`, with `aliases`, {removed: kept}."""
     for delta in deltas:
         unknown = [name for name in delta.payloads if name not in tensors and name not in aliases]
+        if unknown and (key := _key_of(unknown, tensors)):
+            raise UsageError(
+                f"{delta.path} changes {some(unknown, 3)}, which this base has below {key!r}.",
+                f"The delta was written with --key {key}: give it here too.",
+            )
         if unknown:
             raise _other_base(delta, f"has no {some(unknown, 3)}, which the delta changes")
         for name in delta.payloads:
@@ -100,6 +105,12 @@ def check_base(deltas: Sequence[Delta], tensors: Mapping[str, LazyTensor], alias
                 raise _other_base(delta, f"has {has} bytes in {name!r}, of which the delta changes {size}")
             if kept is not None and delta.checksums.get(kept) != delta.checksums[name]:
                 raise _other_base(delta, f"ties {name!r} to {kept!r}, which the delta makes different")
+
+
+def _key_of(unknown: Sequence[str], tensors: Collection[str]) -> str:
+    """Return the key below which `tensors` have all names that are `unknown`; "" if there is none."""
+    keys = (name.removesuffix(f".{unknown[0]}") for name in tensors if name.endswith(f".{unknown[0]}"))
+    return next((key for key in keys if all(f"{key}.{name}" in tensors for name in unknown)), "")
 
 
 def with_changes(tensor: LazyTensor, deltas: Sequence[Delta], name: str) -> LazyTensor:

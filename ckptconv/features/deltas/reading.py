@@ -76,7 +76,10 @@ def read_delta(place: Location) -> Delta:
         if place.kind == "missing":
             missing = "it does not exist"
         added = _ADDED if place.kind == "directory" and "average" in COMMANDS else ""
-        raise UsageError(f"{place} is not a delta: {missing}.", f"`ckptconv diff A B --delta DIR` writes one.{added}")
+        first = "BASE comes before the deltas: ckptconv patch BASE DELTA... OUTPUT. " if place.kind == "file" else ""
+        raise UsageError(
+            f"{place} is not a delta: {missing}.", f"{first}`ckptconv diff A B --delta DIR` writes one.{added}"
+        )
     where = place.join(INDEX)
     index = read_index(where)
     if index is None or "base_version" not in index.metadata:

@@ -16,6 +16,7 @@ from ckptconv.text import format_size, some
 if TYPE_CHECKING:
     from ckptconv.features.diff.difference import Difference
 
+OTHER_OPTIONS = {"--tol --eps --epsilon --threshold": "Use --rtol or --atol, such as --atol 1e-3."}
 OTHER_WORDS = {"diff": ("compare", "cmp", "delta", "changes", "allclose", "equal")}
 
 

@@ -18,7 +18,7 @@ from ckptconv.features.diff.reading import Encoding, Pair, compare
 from ckptconv.features.reporting.quantized import Quantization, Steps
 from ckptconv.features.reporting.statistics import root
 from ckptconv.formats.coded import parts_among
-from ckptconv.formats.source import Source
+from ckptconv.formats.source import NOT_CONVERTED, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import selection
 from ckptconv.outputs.hints import globs_like
@@ -174,7 +174,7 @@ class Difference(Shown):
     """The absolute tolerance; null if bits were compared."""
 
     tolerance: str | None
-    """The rule of both; null if bits were compared."""
+    """How rtol and atol are combined, symmetric or numpy; null if bits were compared."""
 
     counts: dict[str, int]
     """How many names there are of each status."""
@@ -325,7 +325,10 @@ def difference(
         max_rel=max((change.max_rel or 0 for change in measured), default=0) if measure else None,
         norm=_norm(pairs.values()) if measure else None,
         tensors=sorted(tensors, key=lambda tensor: tensor.rank),
-        warnings=[*source_a.warnings, *source_b.warnings, *a.warnings, *b.warnings, *idle_sentences(idle)],
+        warnings=[
+            *(text.replace(NOT_CONVERTED, "Not compared: ") for text in (*source_a.warnings, *source_b.warnings)),
+            *(*a.warnings, *b.warnings, *idle_sentences(idle)),
+        ],
         hints=[*_hints(tensors, {"A": source_a, "B": source_b}), *_of_codes(a, b)],
         not_compared=list(dict.fromkeys([*a.values, *b.values])),
         quantization=quantization,

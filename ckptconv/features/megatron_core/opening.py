@@ -51,11 +51,15 @@ def opened(source: Source, settings: Mapping[str, Any], reaching: Mapping[str, A
     derived = configuration(args, map_name)
     if derived.config is None:
         return _noting(source, f"No config.json was derived for {source.path}: {derived.reason}. {_ADVICE}")
-    keys, untold = _of_weights(source, args, sizes)
+    has_model = any(isinstance(leaf, LazyTensor) and ADAPTER not in name for name, leaf in source.weights.items())
+    prefixes = [name.removesuffix(EMBEDDINGS) for name in source.weights if f".{name}".endswith(f".{EMBEDDINGS}")]
+    if has_model and len(prefixes) != 1:
+        why = f"{len(prefixes) or 'no'} tensors are called {EMBEDDINGS}, which would say the vocabulary"
+        return _noting(source, f"No config.json was derived for {source.path}: {why}. {_ADVICE}")
+    keys, untold = _of_weights(source, args, sizes, *prefixes)
     keys_untold = some((*derived.untold, *untold), form=str)
     note = f"With --copy-config or --for-hub, config.json follows from {said} {keys_untold}. {note}".rstrip()
     config, files = {**derived.config, **keys}, {**source.companions, CONFIG: File(where, 0)}
-    has_model = any(isinstance(leaf, LazyTensor) and ADAPTER not in name for name, leaf in source.weights.items())
     return (_noting(source, note) if has_model else source)._replace(companions=files, config=config)
 
 
@@ -63,11 +67,14 @@ def _noting(source: Source, note: str) -> Source:
     return source._replace(notes=[*source.notes, note])
 
 
-def _of_weights(source: Source, args: Mapping[str, Any], sizes: Mapping[str, int]) -> tuple[dict[str, Any], list[str]]:
+def _of_weights(
+    source: Source, args: Mapping[str, Any], sizes: Mapping[str, int], prefix: str = ""
+) -> tuple[dict[str, Any], list[str]]:
     """Return the keys that the weights say: the vocabulary without its padding, whether the head is tied, the dtype;
-    and the size of the vocabulary, if its padding is not the one that the arguments say."""
-    embeddings = source.weights.get(EMBEDDINGS)
-    keys: dict[str, Any] = {"tie_word_embeddings": HEAD not in source.weights}
+    and the size of the vocabulary, if its padding is not the one that the arguments say. The names of tensors begin
+    with `prefix`, which options may remove."""
+    embeddings = source.weights.get(f"{prefix}{EMBEDDINGS}")
+    keys: dict[str, Any] = {"tie_word_embeddings": f"{prefix}{HEAD}" not in source.weights}
     if not isinstance(embeddings, LazyTensor):
         return keys, []
     rows, own, padded = embeddings.shape[0], args.get("vocab_size"), args.get(PADDED)

@@ -23,7 +23,13 @@ _FOREIGN, _TRAINING, WEIGHTS = "for other programs", "of the training", "other w
 _OF_RANKS = "of ranks"
 # Files that are not copied. The first row with a name decides, also of those that have several endings.
 STAYING = (
-    Row(".metadata *.distcp latest latest_universal *_model_states.pt *_optim_states.pt", "", "weights", _OF_RANKS),
+    Row(
+        ".metadata *.distcp latest latest_universal *_model_states.pt *_optim_states.pt _CHECKPOINT_METADATA "
+        "commit_success.txt",
+        "",
+        "weights",
+        _OF_RANKS,
+    ),
     Row(".*", "", "hidden file", "hidden"),
     Row(PARAMS, "Llama", "configuration", _FOREIGN),
     Row("*.py *.pyc __pycache__", "", "code", "code, which is never copied"),

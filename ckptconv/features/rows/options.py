@@ -74,7 +74,9 @@ class _Rows:
         fallback="the only one",
         common=True,
     )
-    decode = Option(FLAG, "Write timestamp, count and used instead of metadata.", group=NAMING)
+    decode = Option(
+        FLAG, "Write the columns `timestamp`, `count` and `used` instead of `metadata`, which packs them.", group=NAMING
+    )
     global_id_offset = Option(
         counted(1, (1 << 63) - 1),
         "The offset between global and local ids.",

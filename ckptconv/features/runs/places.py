@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 
 from ckptconv.errors import FailedError, MissingError, UsageError
+from ckptconv.formats.suggestions import nearby
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote
 from ckptconv.storage.reading import Entry
@@ -18,7 +19,7 @@ def check_directory(place: Location) -> None:
     if is_remote(place.path) and place.names:
         return
     if place.kind == "missing":
-        raise MissingError(f"{place} does not exist.")
+        raise MissingError(f"{place} does not exist.", nearby(place))
     if place.kind != "directory":
         raise UsageError(f"{place} is {place.entry.described}, where the directory of a run was expected.")
 

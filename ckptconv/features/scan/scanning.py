@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckptconv.errors import CkptconvError, MissingError, UnsafeError, UnsupportedError
+from ckptconv.errors import CkptconvError, MissingError, UnsafeError, UnsupportedError, UsageError
 from ckptconv.features.attacks.tables import is_suspect
 from ckptconv.features.scan.beginnings import CLOSED, HEAD
 from ckptconv.features.scan.bounds import ENTRIES, LONGEST, SUFFIXES
@@ -22,6 +22,7 @@ from ckptconv.formats.detect import open_source
 from ckptconv.formats.model_files import SAFETENSORS
 from ckptconv.formats.registered import DESCRIBING, FOREIGN
 from ckptconv.formats.run_names import LATEST, LATEST_UNIVERSAL, MAX_TAG, tags_in
+from ckptconv.formats.suggestions import nearby
 from ckptconv.formats.weight_map import read_index
 from ckptconv.options.option import checked, filled
 from ckptconv.pickles.nodes import Global
@@ -66,12 +67,14 @@ def scan(
     """
     stores = filled(SCANNING, options)["storage_options"]
     given_paths = listed(paths, "No path was given to scan.")
+    if "-" in given_paths:
+        raise UsageError("scan reads no standard input.", "Write it to a file, and scan that.")
     started = time.monotonic()
     report = ScanReport("safe", [], {})
     places = [Location(pinned(path, dict(stores)), dict(stores)) for path in given_paths]
     missing = next((place for place in places if place.kind == "missing"), None)
     if missing:
-        raise MissingError(f"{missing} does not exist.")
+        raise MissingError(f"{missing} does not exist.", nearby(missing))
     seen: set[str] = set()
     with refusing_attacks():
         named = {place.path for place in places}

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 OTHER_WORDS = {"thin": ("prune", "forget", "rotate", "clean", "delete")}
 # Messages on options of other programs.
 OTHER_OPTIONS = {
+    "--delete --remove --prune": "thin removes steps, and only with --yes.",
     "--dry-run": "thin changes nothing without --yes.",
     "--keep --last --keep-n": "Use --keep-last N.",
     "--older-than --older --max-age": "Use --keep-within TIME, such as --keep-within 7d; --age is another limit.",

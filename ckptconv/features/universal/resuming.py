@@ -157,6 +157,12 @@ def _derived(source: Source, options: Options, rename: Rename) -> Resumable:
     elif source.training is not None:
         groups = [{"params": [named[name] for name in source.training.parameters if named.get(name) in masters]}]
     parameters = [name for group in groups for name in group["params"]]
+    if not parameters and masters and optimizer is not None:
+        raise UnsupportedError(
+            f"{source.path}: no group of its optimizer names a parameter of the output, so its states have no place "
+            "in DeepSpeed's groups.",
+            FRESH,
+        )
     if not parameters:
         raise UsageError(f"{source.path} holds no parameters for a universal checkpoint.")
     masters = {name: masters[name] for name in parameters}

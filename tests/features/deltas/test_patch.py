@@ -662,6 +662,21 @@ def test_a_description_that_is_not_sound_is_refused(case: str, pair: tuple[Path,
     assert not (pair[0].parent / "out.safetensors").exists()
 
 
+def test_a_key_that_the_difference_had_is_named(tmp_path: Path) -> None:
+    for name, value in (("a", 1.0), ("b", 2.0)):
+        torch.save({"model": {"w": torch.full((9,), value)}, "step": 1}, tmp_path / f"{name}.pt")
+    difference = ("diff", tmp_path / "a.pt", tmp_path / "b.pt", "--key", "model", "--delta", tmp_path / "delta")
+    assert ckptconv_here(*difference).code == 0
+    words = ("patch", tmp_path / "a.pt", tmp_path / "delta", tmp_path / "out.safetensors")
+    assert ckptconv_here(*words).refused(2, "'w'", "which this base has below 'model'", "--key model")
+    assert ckptconv_here(*words, "--key", "model").code == 0
+
+
+def test_a_checkpoint_that_is_given_as_a_delta_is_said_to_come_first(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    words = ("patch", delta_of(pair, "xor"), pair[0], tmp_path / "out")
+    assert ckptconv_here(*words).refused(2, "is not a delta", "BASE comes before the deltas")
+
+
 def test_another_base_is_named(pair: tuple[Path, Path], encoded_as: str, tmp_path: Path) -> None:
     delta = delta_of(pair, encoded_as)
     lacking = saved({"a.weight": model()["a.weight"]}, tmp_path / "lacking.safetensors")

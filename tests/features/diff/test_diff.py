@@ -559,6 +559,8 @@ def test_the_size_of_a_difference_is_no_rule(tmp_path: Path) -> None:
     save_file({"a": torch.ones(2)}, tmp_path / "a.safetensors")
     run = ckptconv_here("diff", tmp_path / "a.safetensors", tmp_path / "a.safetensors", "--tolerance", "1e-3")
     run.refused(2, "--tolerance is a rule", "--rtol or --atol")
+    run = ckptconv_here("diff", tmp_path / "a.safetensors", tmp_path / "a.safetensors", "--tol", "1e-3")
+    run.refused(2, "There is no option --tol.", "Use --rtol or --atol")
 
 
 def test_a_key_that_one_side_lacks_is_that_of_the_other(tmp_path: Path) -> None:

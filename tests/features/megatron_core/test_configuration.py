@@ -15,7 +15,7 @@ from checkpoints import Run, ckptconv_here, done
 from effort import every
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
-from ckptconv.features.megatron_core.arguments import configuration
+from ckptconv.features.megatron_core.arguments import EMBEDDINGS, HEAD, configuration
 from ckptconv.options.table import OPTIONS
 
 ARGS: dict[str, Any] = {
@@ -119,10 +119,11 @@ def test_no_configuration_is_guessed(map_name: str, change: dict[str, Any], reas
     assert reason in said
 
 
-def step(place: Path, args: dict[str, Any] | None) -> Path:
-    """A step of Megatron-core with an embedding of 24 rows, and common.pt with these arguments."""
+def step(place: Path, args: dict[str, Any] | None, names: tuple[str, ...] = (EMBEDDINGS,)) -> Path:
+    """A step of Megatron-core with an embedding of 24 rows, or tensors of these `names`, and common.pt with these
+    arguments."""
     planner = DefaultSavePlanner(flatten_state_dict=False)
-    weights = {"embedding.word_embeddings.weight": torch.ones(24, 8)}
+    weights = {name: torch.ones(24, 8) for name in names}
     dcp.save(weights, checkpoint_id=place, planner=planner, no_dist=True)
     (place / "metadata.json").write_text('{"sharded_backend": "torch_dist", "sharded_backend_version": 1}')
     common = {"iteration": 1, "checkpoint_version": 3.0} | ({"args": Namespace(**args)} if args else {})
@@ -144,6 +145,25 @@ def test_the_vocabulary_has_no_padding(sizes: tuple[str, ...], entries: int, tmp
     assert (config["vocab_size"], config["torch_dtype"], config["tie_word_embeddings"]) == (entries, "float32", True)
     assert "which do not say bos_token_id, eos_token_id, pad_token_id." in run.out
     verified_here(tmp_path / "step", tmp_path / "out")
+
+
+@pytest.mark.skipif("map" not in OPTIONS, reason="there are no maps")
+def test_a_prefix_that_options_remove_hides_neither_head_nor_vocabulary(tmp_path: Path) -> None:
+    named = (f"module.{EMBEDDINGS}", f"module.{HEAD}")
+    for number, words in enumerate((("--strip-prefix", "module."), ("--rename", r"^module\.="))):
+        place = step(tmp_path / f"step{number}", ARGS, named)
+        _, config = converted(place, tmp_path / f"out{number}", "--map", "megatron-qwen3", *words)
+        assert config is not None
+        assert (config["vocab_size"], config["tie_word_embeddings"]) == (20, False)
+
+
+@pytest.mark.skipif("map" not in OPTIONS, reason="there are no maps")
+def test_no_configuration_follows_from_tensors_without_an_embedding(tmp_path: Path) -> None:
+    place = step(tmp_path / "step", ARGS, ("e",))
+    words = ("--map", "megatron-qwen3", "--rename", f"^e$={EMBEDDINGS}", "--size", "v=24")
+    run, config = converted(place, tmp_path / "out", *words)
+    assert config is None
+    assert f"no tensors are called {EMBEDDINGS}" in run.out
 
 
 @pytest.mark.skipif("map" not in OPTIONS, reason="there are no maps")

@@ -486,3 +486,10 @@ def test_a_map_finds_layers_as_it_names_them(rules: str, tmp_path: Path) -> None
     assert ckptconv_here("convert", run, plain, *only).code == 0
     (stack,) = load_file(plain).values()
     assert_same(load_file(out), {f"model.layers.{at}.mlp.down_proj.weight": each for at, each in enumerate(stack)})
+
+
+@pytest.mark.skipif("universal" not in OPTIONS, reason="there are no universal checkpoints")
+def test_states_that_no_group_names_are_no_universal_checkpoint(tmp_path: Path) -> None:
+    words = ("convert", unpacked("reshardable_tp2_dp2", tmp_path), tmp_path / "step", "--to", "universal")
+    ckptconv_here(*words).refused(5, "no group of its optimizer names a parameter of the output", "--fresh-optimizer")
+    assert ckptconv_here(*words, "--fresh-optimizer").code == 0

@@ -666,5 +666,10 @@ def test_a_scan_of_nothing_says_that_nothing_was_judged(tmp_path: Path) -> None:
     assert ckptconv_here("scan", tmp_path).err == ""
 
 
+def test_what_cannot_be_scanned_is_said() -> None:
+    ckptconv_here("scan", "-").refused(2, "scan reads no standard input", "Write it to a file")
+    ckptconv_here("scan", "s3:/bucket/x.pt").refused(2, "does not exist", "Did you mean s3://bucket/x.pt?")
+
+
 def test_the_format_of_code_hosts_has_an_option_of_its_own() -> None:
     ckptconv_here("scan", "--format", "sarif", "x.pt").refused(2, "Use --sarif FILE for SARIF, and --json for JSON.")
