@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from ckptconv import verify
 from ckptconv.errors import DifferenceError
-from ckptconv.outputs import planning
+from ckptconv.outputs import shards
 
 Patch = pytest.MonkeyPatch
 Tensors = dict[str, torch.Tensor]
@@ -41,7 +41,7 @@ def exchanged(one: str, other: str) -> Plant:
                 planned[name], planned[there] = tensors[there], tensors[name]
         return right(planned, *rest)
 
-    return wrapped(planning, "file_plans", wrong)
+    return wrapped(shards, "file_plans", wrong)
 
 
 ANOTHER_LAYER, GATE_AND_UP = exchanged(NAMES[0], NAMES[2]), exchanged(NAMES[0], NAMES[1])

@@ -20,9 +20,10 @@ from ckptconv.engine.crcs import Crcs
 from ckptconv.engine.moving import Mover
 from ckptconv.errors import DifferenceError
 from ckptconv.options.table import OPTIONS
-from ckptconv.outputs import planning, safetensors
+from ckptconv.outputs import safetensors, shards
 from ckptconv.outputs.kinds import FURTHER
 from ckptconv.plan import Data, FilePlan, Literal
+from ckptconv.structure.record import METADATA_KEY
 from ckptconv.tensors import geometry as tensor_geometry
 from ckptconv.tensors import kernels
 from ckptconv.tensors.lazy import Concat, Convert, LazyTensor, Partitioned, Picked, Stored
@@ -260,6 +261,10 @@ def tensors_exchanged(right: Any, name: str, tensors: Any, metadata: Any) -> Fil
     return plan._replace(parts=parts)
 
 
+def record_lost(right: Any, name: str, tensors: Any, metadata: Any) -> FilePlan:
+    return right(name, tensors, {key: text for key, text in metadata.items() if key != METADATA_KEY})
+
+
 def index(change: Callable[[str], str]) -> Plant:
     def wrong(right: Any, *args: Any) -> FilePlan:
         plan = right(*args)
@@ -268,7 +273,7 @@ def index(change: Callable[[str], str]) -> Plant:
         data = change(literal.data.decode()).encode()
         return plan._replace(size=len(data), parts=(Literal(0, data),))
 
-    return wrapped(safetensors, "index_plan", wrong)
+    return wrapped(shards, "index_plan", wrong)
 
 
 def planned_with(change: Callable[[dict[str, Any], dict[str, str], str | None], tuple[Any, Any, Any]]) -> Plant:
@@ -277,7 +282,7 @@ def planned_with(change: Callable[[dict[str, Any], dict[str, str], str | None], 
     def wrong(right: Any, tensors: Any, aliases: Any, structure: Any, *rest: Any) -> Any:
         return right(*change(dict(tensors), dict(aliases), structure), *rest)
 
-    return wrapped(planning, "file_plans", wrong)
+    return wrapped(shards, "file_plans", wrong)
 
 
 def tensor_lost(tensors: dict[str, Any], aliases: Any, structure: Any) -> tuple[Any, Any, Any]:
@@ -299,7 +304,7 @@ OF_PICKED: Any = {
 FILL: dict[str, Any] = {"like": "pt", "include": "turned", "fill": True}
 OF_FILLED: Any = {
     "a filled tensor is read from one element before": (moving(Stored, shifted_source(-4)), FILL),
-    "filled tensors are stored under each other's names": (wrapped(safetensors, "file_plan", tensors_exchanged), FILL),
+    "filled tensors are stored under each other's names": (wrapped(shards, "file_plan", tensors_exchanged), FILL),
     "a filled tensor is cast and loses its end": (cast("float32", "float16", last_is_zero), {**F16, **FILL}),
 }
 
@@ -367,7 +372,7 @@ FAULTS: dict[str, tuple[Plant, dict[str, Any]]] = {
         {},
     ),
     "the header says that it is of numpy": (header(lambda data: data.replace(b'"format":"pt"', b'"format":"np"')), {}),
-    "tensors are stored under each other's names": (wrapped(safetensors, "file_plan", tensors_exchanged), {}),
+    "tensors are stored under each other's names": (wrapped(shards, "file_plan", tensors_exchanged), {}),
     "the index has another size": (index(lambda text: text.replace('"total_size": ', '"total_size": 1')), SHARDS),
     "the index names another file": (index(lambda text: text.replace("-00001-of-", "-00002-of-", 1)), SHARDS),
     **(OF_FILLED if "like" in OPTIONS else {}),
@@ -382,7 +387,7 @@ FAULTS: dict[str, tuple[Plant, dict[str, Any]]] = {
         {},
     ),
     "the record is lost": (
-        planned_with(lambda tensors, aliases, record: (tensors, aliases, None)),
+        wrapped(safetensors, "file_plan", record_lost),
         {"output": "model.safetensors"},
     ),
     **{fault: planted for faults in of_features("FAULTS") for fault, planted in faults.items()},
