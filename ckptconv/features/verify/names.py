@@ -100,7 +100,9 @@ def other_kind(pair: ExpectedPair) -> DifferenceError | None:
         if expected != actual:
             return DifferenceError(
                 f"{path}: {name!r} has {aspect} {actual}, but the source has {aspect} {expected}.",
-                "If the conversion had --dtype, give it here too." if aspect == "dtype" else "",
+                "Give --dtype as the conversion had it, and leave it out if that had none."
+                if aspect == "dtype"
+                else "",
                 what=aspect,
                 tensor=name,
                 file=path,
