@@ -72,7 +72,7 @@ def _rows(
         return known.product(matrix.dims[0] if matrix.dims else ())
     except KeyError:
         raise UsageError(
-            f"{path} has no {quoted(name)}, and the files do not say how many rows it would have.",
+            f"{path} has no {quoted(name)}, and the shapes of other factors do not say how many rows it would have.",
             "Give the configuration of the model: --config FILE.",
         ) from None
 

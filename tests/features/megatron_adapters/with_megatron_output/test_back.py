@@ -253,6 +253,15 @@ def test_factors_of_zeros_are_kept_where_the_adapter_to_be_like_has_them(tmp_pat
         assert_same(load_file(out / "adapter_model.safetensors"), expected)
 
 
+def test_rows_of_a_module_that_is_not_adapted_are_never_guessed(tmp_path: Path) -> None:
+    model = Model("megatron-llama")
+    for adapted, shapes_say_it in (("q_proj", False), ("k_proj", False), ("up_proj", True)):
+        peft, out = own(model, tmp_path / adapted, (adapted,)), tmp_path / f"out-{adapted}"
+        run = ckptconv_here("convert", peft, out, "--map", model.map, *TO_STEP, "--no-fsync")
+        assert (run.code, out.exists()) == ((0, True) if shapes_say_it else (2, False))
+        assert ("do not say how many rows" in run.err, "--config FILE" in run.err) == (not shapes_say_it,) * 2
+
+
 def test_a_part_with_one_factor_of_zeros_is_no_zero(tmp_path: Path) -> None:
     model = Model("megatron-llama")
     file = own(model, tmp_path / "peft") / "adapter_model.safetensors"
