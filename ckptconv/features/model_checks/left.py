@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from importlib import import_module
 
 from ckptconv.features.companions.directory import PARAMS, Row, places_of
+from ckptconv.features.model_checks import STEP, WEIGHTS
 from ckptconv.formats.model_files import SAFETENSORS
 from ckptconv.formats.registered import DCP, DEEPSPEED, FILES_OF_MODELS, is_companion_name
 from ckptconv.formats.source import Source
@@ -18,7 +19,7 @@ from ckptconv.storage.paths import dirname, is_remote, join, resolved_name
 from ckptconv.structure.record import FILE_NAME
 from ckptconv.text import some
 
-_FOREIGN, _TRAINING, WEIGHTS = "for other programs", "of the training", "other weights"
+_FOREIGN, _TRAINING = "for other programs", "of the training"
 # The reason of files that a checkpoint of ranks consists of, of which some repeat others: they are not named.
 _OF_RANKS = "of ranks"
 # Files that are not copied. The first row with a name decides, also of those that have several endings.
@@ -46,7 +47,7 @@ STAYING = (
     Row("*.h5 *.msgpack *.ot *.onnx *.gguf *.tflite *.mlmodel *.pte *.npz", "", "weights", _FOREIGN),
     Row("*.pkl *.pickle", "", "pickle", "pickles, which are never copied"),
 )
-FOLDER, STEP, UNKNOWN = "folders are not copied", "by its name, another step", "not known as a model's"
+FOLDER, UNKNOWN = "folders are not copied", "not known as a model's"
 # Not the optimizer_0 of accelerate.
 _STEP = re.compile(r"(?!optim)(?:[A-Za-z_]+[-_=]?)?\d+")
 _ELSEWHERE = "those of another folder are copied"
@@ -112,8 +113,10 @@ def with_left(
         left |= {join(place.path, name): why for name, why in here.items()}
     warnings = [*source.warnings]
     if source.family == SAFETENSORS:
-        told = import_module("ckptconv.features.model_checks.meant").told(source, left)
-        notes, warnings = [*told.notes, *notes], [*warnings, *told.warnings]
+        from ckptconv.features.model_checks.meant import told  # other families have one file of weights
+
+        meant = told(source, left)
+        notes, warnings = [*meant.notes, *notes], [*warnings, *meant.warnings]
     return source._replace(notes=notes, warnings=warnings), target._replace(left=left)
 
 

@@ -7,7 +7,7 @@ from os.path import splitext
 from typing import NamedTuple
 
 from ckptconv.errors import UsageError
-from ckptconv.features.model_checks.left import STEP, WEIGHTS
+from ckptconv.features.model_checks import STEP, WEIGHTS
 from ckptconv.formats.model_files import SUFFIX
 from ckptconv.formats.source import STEMS, Source
 from ckptconv.options.registered import several
