@@ -10,8 +10,7 @@ from importlib import import_module
 
 from ckptconv.formats import model_files
 from ckptconv.formats.registered import DESCRIBING, FOREIGN, PIPELINES
-from ckptconv.formats.run_names import POINTERS, ZERO
-from ckptconv.formats.runs import MEGATRON_RANK, STEP_METADATA, is_of_step
+from ckptconv.formats.run_names import MEGATRON_RANK, POINTERS, STEP_METADATA, ZERO, is_of_step
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename

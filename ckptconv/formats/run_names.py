@@ -31,6 +31,21 @@ MODEL_STATES = r"(?:zero_pp_rank_(?P<dp>\d+)_)?mp_rank_(?P<mp>\d+)_model_states\
 ZERO, COMMON, WEIGHTS = "zero", "optimizer_state.pt", "fp32.pt"
 # The name of a parameter of one of DeepSpeed's experts: their layer, the number of the expert, and the rest.
 EXPERT = r"(.*\bdeepspeed_experts\.)(\d+)(\..*)"
+# Names that frameworks give the directory of a model; of an optimizer next to it; of a training step.
+# These and other patterns are compiled at first use: most paths are files, whose formats need none of them.
+_MODELS = r"pytorch_model_fsdp_\d+|model_and_optim|model|checkpoint|dcp|sharded|dist_ckpt|(?:model_)?weights"
+_OPTIMIZERS = r"optimizer_\d+|optimizer|optim"
+STEP = r"(?:step|global_step|checkpoint|iter|epoch)?[-_=]?(\d+)"
+# The directory of a rank of Megatron-LM: its tensor rank, pipeline rank, expert rank.
+MEGATRON_RANK = r"mp_rank_(\d{1,6})(?:_(\d{1,6}))?(?:_(\d{1,6}))?"
+# The file that describes a step of torch_checkpointing, and its manifest.
+STEP_METADATA, STEP_MANIFEST = "metadata.pkl", "_integrity_manifest.json"
+# Megatron's word for weights without a training; it stands in the place of a step.
+RELEASE = "release"
+# Names that NeMo, verl, SkyRL and prime-rl give the directory of a model's files, in the order of preference. A critic
+# is another model: it is meant only if it is alone.
+CRITIC = "critic"
+HOLDERS = ("actor", "policy", "trainer", "weights", "model", "dist_ckpt", RELEASE, CRITIC)
 
 
 def is_tag_directory(names: Iterable[str]) -> bool:
@@ -46,3 +61,23 @@ def tags_in(place: Location) -> list[str]:
         for name, entry in place.names.items()
         if entry.kind == "directory" and is_tag_directory(place.child(name).names)
     ]
+
+
+def is_numbered(name: str) -> bool:
+    """Whether frameworks give that name to the directory of a step."""
+    return re.fullmatch(STEP, name) is not None
+
+
+def is_of_optimizer(name: str) -> bool:
+    """Whether a directory of that name holds an optimizer's states."""
+    return re.fullmatch(_OPTIMIZERS, name) is not None
+
+
+def is_of_step(name: str) -> bool:
+    """Whether frameworks give that name to the directory of a step, or to one in it."""
+    return is_known(name) or is_numbered(name) or name in HOLDERS
+
+
+def is_known(name: str) -> bool:
+    """Whether frameworks give that name to the directory of a model or an optimizer."""
+    return bool(re.fullmatch(_MODELS, name)) or is_of_optimizer(name)

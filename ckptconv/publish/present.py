@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from ckptconv.errors import FailedError, UsageError
 from ckptconv.formats.checkpoint_names import is_of_checkpoint
 from ckptconv.formats.registered import is_companion_name
-from ckptconv.formats.run_names import TREES
-from ckptconv.formats.runs import is_numbered
+from ckptconv.formats.run_names import TREES, is_numbered
 from ckptconv.outputs.targets import MANIFEST, is_output_name, kind_of_directory, of_trees
 from ckptconv.publish.claims import NEW_NAME, Claim
 from ckptconv.publish.earlier import UNFINISHED, Directory, file_made_as

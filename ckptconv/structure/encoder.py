@@ -34,7 +34,7 @@ from ckptconv.structure.forms import (
     has_known_factory,
     words,
 )
-from ckptconv.structure.record import METADATA, NAMING, NESTED, SHORT, compacted, implied_name, inner_prefix
+from ckptconv.structure.record import METADATA, NAMING, NESTED, SHORT, implied_name, inner_prefix
 from ckptconv.tensors.lazy import Convert, Handle, LazyTensor, Tagged, TensorFacts, View, facts_of, same_bytes, untagged
 from ckptconv.tensors.moves import Conjugate, Negate
 from ckptconv.tensors.strides import contiguous_strides, is_contiguous
@@ -355,6 +355,8 @@ class RecordEncoder:
                 if stack:
                     self._close(frame, stack[-1])
         if self.choice:
+            from ckptconv.structure.choosing import compacted
+
             top[0], self.nodes, self.storages = compacted(top[0], self.nodes, self.storages, self.holding)
         return top[0]
 

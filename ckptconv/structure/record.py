@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, repeat
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -70,47 +70,6 @@ def dump(root: Any, nodes: Sequence[Any], storages: Sequence[Any]) -> str:
     if storages:
         record["storages"] = storages
     return json.dumps(record, ensure_ascii=False, check_circular=False, separators=(",", ":"), allow_nan=False)
-
-
-def compacted(
-    root: Any, nodes: Sequence[Any], storages: Sequence[Any], pinned: Collection[int]
-) -> tuple[Any, list[Any], list[Any]]:
-    """Return the parts of a record without nodes and storages that nothing refers to; keep nodes that are `pinned`.
-
-    References are changed in place.
-    """
-    reached: dict[int, None] = dict.fromkeys(pinned)
-    used: dict[int, None] = {}
-    references: list[list[Any]] = []
-    leaves: list[dict[str, Any]] = []
-    stack = [root, *(nodes[index] for index in reached)]
-    while stack:
-        node = stack.pop()
-        indices: list[int] = []
-        if type(node) is dict:
-            leaves.append(node)
-            stack.append(node.get("kind"))
-            used.update(dict.fromkeys(node["storage"][:1] if "storage" in node else ()))
-            indices = [node["attributes"]] if "attributes" in node else []
-        elif type(node) is list and node[0] == "@":
-            references.append(node)
-            indices = [node[1]]
-        elif type(node) is list:
-            stack.extend(node)
-        for index in indices:
-            if index not in reached:
-                reached[index] = None
-                stack.append(nodes[index])
-    places = {index: place for place, index in enumerate(sorted(reached))}
-    homes = {index: place for place, index in enumerate(sorted(used))}
-    for reference in references:
-        reference[1] = places[reference[1]]
-    for leaf in leaves:
-        if "attributes" in leaf:
-            leaf["attributes"] = places[leaf["attributes"]]
-        if "storage" in leaf:
-            leaf["storage"][0] = homes[leaf["storage"][0]]
-    return root, [nodes[index] for index in places], [storages[index] for index in homes]
 
 
 # -------------------------------------------------------------------------------------------------- names of tensors

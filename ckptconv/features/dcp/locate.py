@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from ckptconv.errors import UsageError
 from ckptconv.features.dcp import MODULE, dialects
 from ckptconv.features.dcp.names import METADATA, SHARD, SUFFIX, is_part
-from ckptconv.formats import runs
+from ckptconv.features.joining import run_layout
 from ckptconv.formats.format import CERTAIN, POSSIBLE, Guess, Probe
 from ckptconv.formats.model_files import may_lie_below
 from ckptconv.formats.registered import DCP
+from ckptconv.formats.run_names import is_of_optimizer
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import dirname
 from ckptconv.storage.reading import Entry
@@ -71,7 +72,7 @@ def is_directory(names: Mapping[str, Entry]) -> bool:
     )
 
 
-def located(place: Location) -> runs.Located:
+def located(place: Location) -> run_layout.Located:
     """Return the checkpoint in the directory `place`, or below it. Raise UsageError if there is none."""
     checkpoint = locate(place) if place.kind == "directory" else None
     if checkpoint is None:
@@ -83,16 +84,16 @@ def located(place: Location) -> runs.Located:
     return checkpoint
 
 
-def locate(place: Location) -> runs.Located | None:
-    """Return the checkpoint in a directory, or below it; None if there is none. See `runs.locate`."""
-    return runs.locate(
+def locate(place: Location) -> run_layout.Located | None:
+    """Return the checkpoint in a directory, or below it; None if there is none. See `run_layout.locate`."""
+    return run_layout.locate(
         place, lambda directory: is_directory(directory.names) or dialects.is_of_another_backend(directory)
     )
 
 
 def sniff_below(probe: Probe) -> Guess | None:
     """Recognize the directory of a run or of a step with a checkpoint in it, or below."""
-    return GUESS if may_lie_below(probe, beside=runs.SHARDED) and holds_below(probe.place) else None
+    return GUESS if may_lie_below(probe, beside=run_layout.SHARDED) and holds_below(probe.place) else None
 
 
 def holds_below(place: Location) -> bool:
@@ -102,5 +103,5 @@ def holds_below(place: Location) -> bool:
     checkpoint = locate(place)
     # The model of an optimizer that was saved so may be in a file for each rank, as accelerate writes it.
     return checkpoint is not None and not (
-        runs.is_of_optimizer(checkpoint.directory.name) and holds_parts(checkpoint.directory.parent)
+        is_of_optimizer(checkpoint.directory.name) and holds_parts(checkpoint.directory.parent)
     )

@@ -19,7 +19,7 @@ from ckptconv.features.dcp.described import Described
 from ckptconv.features.dcp.locate import FAMILY, located
 from ckptconv.features.joining import names as dcp_names
 from ckptconv.features.joining.names import left_by_key, named
-from ckptconv.formats.runs import Located
+from ckptconv.features.joining.run_layout import Located
 from ckptconv.formats.source import (
     NOT_CONVERTED,
     STATES_ARE_CONVERTED,

@@ -16,10 +16,10 @@ from ckptconv.features.joining import names as names_of
 from ckptconv.features.joining.join import Ranks
 from ckptconv.features.joining.names import MAX_DEPTH, Path, named
 from ckptconv.features.joining.pieces import Piece, Pieces, Whole, is_distributed, is_partial
+from ckptconv.features.joining.run_layout import Located
 from ckptconv.features.joining.states import by_name
 from ckptconv.features.optimizer_states.numbering import Named
 from ckptconv.features.optimizer_states.states import by_parameter, renamed
-from ckptconv.formats.runs import Located
 from ckptconv.formats.source import Defaults, FileFacts, Source, StateFacts, Wanted
 from ckptconv.formats.torch.input_log import InputLog
 from ckptconv.pickles.children import is_tensor, walk

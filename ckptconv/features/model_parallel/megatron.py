@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.features.joining.run_layout import pointed
 from ckptconv.features.model_parallel.parts import Parts, read_all
 from ckptconv.formats.alone import LoneKind, is_numbered, matching
 from ckptconv.formats.format import CERTAIN, Guess, Probe
 from ckptconv.formats.lone_file import LoneFile
 from ckptconv.formats.nesting import tensors_in
-from ckptconv.formats.runs import MEGATRON_RANK, pointed
+from ckptconv.formats.run_names import MEGATRON_RANK
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch import file as torch_file
 from ckptconv.formats.torch.container import TorchFile

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ckptconv.errors import UsageError
+from ckptconv.features.joining import run_layout
 from ckptconv.features.joining.sets import MODEL, OPTIMIZER, OTHER, FileSet, holds_parts, holds_tensors, parsed, sets_of
-from ckptconv.formats import model_files, runs
+from ckptconv.formats import model_files
 from ckptconv.formats.format import CERTAIN, LIKELY, POSSIBLE, Guess, Probe
 from ckptconv.formats.model_files import may_lie_below
 from ckptconv.formats.torch import SUFFIXES
@@ -38,9 +39,9 @@ def sniff(probe: Probe) -> Guess | None:
     return GUESS._replace(sure=LIKELY) if model_files.holds_whole(place.names.keys() - ranks) else GUESS
 
 
-def locate(place: Location) -> runs.Located | None:
-    """Return the checkpoint in a directory, or below it; None if there is none. See `runs.locate`."""
-    return runs.locate(place, _is_here, takes_last=False)
+def locate(place: Location) -> run_layout.Located | None:
+    """Return the checkpoint in a directory, or below it; None if there is none. See `run_layout.locate`."""
+    return run_layout.locate(place, _is_here, takes_last=False)
 
 
 def _is_here(place: Location) -> bool:

@@ -16,12 +16,12 @@ from ckptconv.features.joining.files import Files, RankFiles, bytes_of, divided,
 from ckptconv.features.joining.join import Ranks, distributed, lacking
 from ckptconv.features.joining.names import Path
 from ckptconv.features.joining.pieces import Pieces
+from ckptconv.features.joining.run_layout import Located
 from ckptconv.features.joining.sets import OPTIMIZER, OTHER, FileSet, parsed, sets_in, sets_of
 from ckptconv.features.ranks import flat
 from ckptconv.features.ranks.locate import FAMILY, choose, locate
 from ckptconv.formats.format import Probe
 from ckptconv.formats.registered import DCP, FORMATS
-from ckptconv.formats.runs import Located
 from ckptconv.formats.source import NOT_CONVERTED, STATES_ARE_CONVERTED, Source, Wanted
 from ckptconv.formats.torch import file as torch_file
 from ckptconv.formats.torch.container import TorchFile

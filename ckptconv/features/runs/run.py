@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import NamedTuple
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError, UsageError
+from ckptconv.features.joining.run_layout import pointed as pointed_by
 from ckptconv.features.joining.sets import parsed
 from ckptconv.features.runs.beside import Beside, divided, is_our_file, is_variant, telling_series
 from ckptconv.features.runs.names import (
@@ -29,7 +30,6 @@ from ckptconv.features.runs.names import (
 from ckptconv.features.runs.places import check_directory, inside, known, link_of, listed
 from ckptconv.features.runs.registered import TELLING
 from ckptconv.features.runs.step import DESCRIBED, Step
-from ckptconv.formats import runs
 from ckptconv.formats.detect import choose
 from ckptconv.formats.format import Probe
 from ckptconv.formats.model_files import SAFETENSORS, holds_whole
@@ -169,7 +169,7 @@ def _pointers(
         if name in (LATEST, LATEST_UNIVERSAL):
             target = place.join(name).read_text(MAX_TAG).strip()
         else:
-            pointed = runs.pointed(place)
+            pointed = pointed_by(place)
             target = pointed[0].name if pointed and pointed[1].name == name else ""
         if target not in others:
             pointers[name] = names.get(target, "")

@@ -8,7 +8,7 @@ from typing import Any
 from ckptconv.errors import CkptconvError
 from ckptconv.formats.alone import LoneKind, listed, matching
 from ckptconv.formats.lone_file import LoneFile
-from ckptconv.formats.runs import STEP_METADATA
+from ckptconv.formats.run_names import STEP_METADATA
 from ckptconv.storage.location import Location
 
 # The items of a step.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ckptconv.features.dcp_output.kind import CALLED, OF_WEIGHTS, check_of_ranks
-from ckptconv.formats.runs import STEP_METADATA
+from ckptconv.formats.run_names import STEP_METADATA
 from ckptconv.outputs.kinds import OF_CODES, OF_MODELS, OF_UNIVERSAL, OutputKind
 from ckptconv.outputs.targets import MANIFEST, Directory
 

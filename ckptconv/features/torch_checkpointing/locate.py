@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ckptconv.errors import CorruptError
+from ckptconv.features.joining import run_layout
 from ckptconv.features.joining.sets import is_distributed, parsed
-from ckptconv.formats import model_files, runs
+from ckptconv.formats import model_files
 from ckptconv.formats.format import CERTAIN, Guess, Probe
 from ckptconv.formats.model_files import may_lie_below
-from ckptconv.formats.runs import STEP_MANIFEST, STEP_METADATA
+from ckptconv.formats.run_names import STEP_MANIFEST, STEP_METADATA
 from ckptconv.formats.source import MODEL_KEYS
 from ckptconv.storage import LOCAL_SIGNATURE
 from ckptconv.storage.location import Location
@@ -69,9 +70,9 @@ def sniff(probe: Probe) -> Guess | None:
     return GUESS if probe.is_directory and is_step(place) else None
 
 
-def locate(place: Location) -> runs.Located | None:
-    """Return the step in a directory, or below it; None if there is none. See `runs.locate`."""
-    return runs.locate(place, is_step)
+def locate(place: Location) -> run_layout.Located | None:
+    """Return the step in a directory, or below it; None if there is none. See `run_layout.locate`."""
+    return run_layout.locate(place, is_step)
 
 
 def sniff_below(probe: Probe) -> Guess | None:

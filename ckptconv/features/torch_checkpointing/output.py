@@ -21,7 +21,7 @@ from ckptconv.features.torch_checkpointing.locate import SAFETENSORS, TORCH
 from ckptconv.features.torch_files.tree import TorchTree
 from ckptconv.features.torch_files.writer import dumps
 from ckptconv.formats.model_files import SUFFIX
-from ckptconv.formats.runs import STEP_METADATA
+from ckptconv.formats.run_names import STEP_METADATA
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import safetensors

@@ -23,6 +23,7 @@ from ckptconv.features.joining.join import Ranks, lacking, other_save
 from ckptconv.features.joining.layouts import Distribution, Mesh
 from ckptconv.features.joining.names import MAX_VALUE, Path, left_by_key, named
 from ckptconv.features.joining.pieces import Piece, Pieces, RankPart, Shards, Whole, shape_of
+from ckptconv.features.joining.run_layout import Located
 from ckptconv.features.torch_checkpointing import locate as steps
 from ckptconv.features.torch_checkpointing.locate import (
     FAMILY,
@@ -46,7 +47,7 @@ from ckptconv.features.torch_checkpointing.metadata import (
     text_path,
 )
 from ckptconv.formats import safetensors
-from ckptconv.formats.runs import STEP_METADATA, Located
+from ckptconv.formats.run_names import STEP_METADATA
 from ckptconv.formats.source import MODEL_KEYS, Source, Wanted
 from ckptconv.formats.torch.container import MAX_PICKLE
 from ckptconv.formats.torch.file import read_torch

@@ -1,8 +1,4 @@
-"""Finds a checkpoint below the directory of a run or of a training step, as frameworks lay them out.
-
-A run has a directory for each step, and often a file that says which step is the last. A step has one for each model:
-verl's `actor` and `critic`, SkyRL's `policy`, NeMo's `weights`, accelerate's `pytorch_model_fsdp_0` and `optimizer_0`.
-"""
+"""Finds a checkpoint below the directory of a run or of a training step, as frameworks lay them out."""
 
 from __future__ import annotations
 
@@ -12,28 +8,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ckptconv.errors import CorruptError, UsageError
-from ckptconv.formats.run_names import TRACKERS
+from ckptconv.formats.run_names import CRITIC, HOLDERS, RELEASE, STEP, TRACKERS, is_known, is_of_optimizer
 from ckptconv.storage.location import Location
 from ckptconv.text import some
 
 # The directory of the shards that HuggingFaceStorageWriter consolidates into an ordinary set.
 SHARDED = "sharded"
-# Names that frameworks give the directory of a model; of an optimizer next to it; of a training step.
-# These and other patterns are compiled at first use: most paths are files, whose formats need none of them.
-_MODELS = r"pytorch_model_fsdp_\d+|model_and_optim|model|checkpoint|dcp|sharded|dist_ckpt|(?:model_)?weights"
-_OPTIMIZERS = r"optimizer_\d+|optimizer|optim"
-_STEP = r"(?:step|global_step|checkpoint|iter|epoch)?[-_=]?(\d+)"
-# The directory of a rank of Megatron-LM: its tensor rank, pipeline rank, expert rank.
-MEGATRON_RANK = r"mp_rank_(\d{1,6})(?:_(\d{1,6}))?(?:_(\d{1,6}))?"
-# The file that describes a step of torch_checkpointing, and its manifest.
-STEP_METADATA, STEP_MANIFEST = "metadata.pkl", "_integrity_manifest.json"
-# Megatron's word for weights without a training; it stands in the place of a step.
-_RELEASE = "release"
 _LONGEST_POINTER = 4096
-# Names that NeMo, verl, SkyRL and prime-rl give the directory of a model's files, in the order of preference. A critic
-# is another model: it is meant only if it is alone.
-_HOLDERS = ("actor", "policy", "trainer", "weights", "model", "dist_ckpt", _RELEASE, "critic")
-_CRITIC = _HOLDERS[-1]
 # The most levels between the given directory and the checkpoint: run, step, actor, model.
 _LEVELS = 4
 
@@ -81,7 +62,7 @@ def locate(
             "Give the directory of a step.",
         )
     names = [name for name, entry in place.names.items() if entry.kind == "directory" and not name.startswith(".")]
-    beside = _beside(place, [name for name in names if _is_known(name) and is_here(place.child(name))])
+    beside = _beside(place, [name for name in names if is_known(name) and is_here(place.child(name))])
     if beside:
         return beside
     steps = _steps(place)
@@ -97,12 +78,12 @@ def locate(
             )
         why = f", the last of {len(steps)} steps" if len(steps) > 1 else ""
         return _noted(taken[1], f"Took {taken[0]}{why}.")
-    holders = [(name, located) for name in _HOLDERS if name in names and (located := below(name))]
+    holders = [(name, located) for name in HOLDERS if name in names and (located := below(name))]
     if not holders:
         return None
     name, located = holders[0]
-    critic = name != _CRITIC and any(role == _CRITIC for role, _ in holders)
-    more = f" {place.join(_CRITIC)} is another model: to convert it, give its path." if critic else ""
+    critic = name != CRITIC and any(role == CRITIC for role, _ in holders)
+    more = f" {place.join(CRITIC)} is another model: to convert it, give its path." if critic else ""
     return _noted(located, f"Took {name}.{more}")
 
 
@@ -112,8 +93,8 @@ def pointed(place: Location) -> tuple[Location, Location] | None:
     if pointer is None:
         return None
     said = _said(pointer)
-    if said == _RELEASE:
-        name = _RELEASE if _RELEASE in place.names else None
+    if said == RELEASE:
+        name = RELEASE if RELEASE in place.names else None
     else:
         name = _steps(place).get(int(said)) if re.fullmatch(r"[0-9]{1,18}", said) else None
     return (place.child(name), pointer) if name else None
@@ -159,23 +140,4 @@ def _noted(located: Located, note: str, *pointers: str) -> Located:
 def _steps(place: Location) -> dict[int, str]:
     """Return the directories of steps in a directory, by their number."""
     names = [name for name, entry in place.names.items() if entry.kind == "directory"]
-    return {int(match[1]): name for name in names if (match := re.fullmatch(_STEP, name))}
-
-
-def is_numbered(name: str) -> bool:
-    """Whether frameworks give that name to the directory of a step."""
-    return re.fullmatch(_STEP, name) is not None
-
-
-def is_of_optimizer(name: str) -> bool:
-    """Whether a directory of that name holds an optimizer's states."""
-    return re.fullmatch(_OPTIMIZERS, name) is not None
-
-
-def is_of_step(name: str) -> bool:
-    """Whether frameworks give that name to the directory of a step, or to one in it."""
-    return _is_known(name) or is_numbered(name) or name in _HOLDERS
-
-
-def _is_known(name: str) -> bool:
-    return bool(re.fullmatch(_MODELS, name)) or is_of_optimizer(name)
+    return {int(match[1]): name for name in names if (match := re.fullmatch(STEP, name))}
