@@ -3,20 +3,17 @@
 Two passes over the tree: `survey` finds the objects that occur more than once, `encode` writes. Neither recurses, and
 both are linear in the size of the tree: a shared object is written once and referred to.
 
-Values have names as tensors do: their path. If names are chosen, a value goes into the record if its name is chosen,
-and a container if its name is chosen or anything in it is kept. A shared object has the name of its first occurrence,
-but is written whole for an occurrence that was chosen.
+All is written. `choosing` writes a record of chosen names.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 from ckptconv.pickles.children import ATOMS
-from ckptconv.pickles.nodes import COMPOSITES, Composite, Global, Size
+from ckptconv.pickles.nodes import COMPOSITES, Global, Size
 from ckptconv.structure import leaves, parted
 from ckptconv.structure.dtype_views import stored
 from ckptconv.structure.forms import (
@@ -39,47 +36,17 @@ from ckptconv.tensors.lazy import Convert, Handle, LazyTensor, Tagged, TensorFac
 from ckptconv.tensors.moves import Conjugate, Negate
 from ckptconv.tensors.strides import contiguous_strides, is_contiguous
 
-if TYPE_CHECKING:
-    from ckptconv.structure.choice import Choice
-
-# Rules by which values inside a node are chosen: none, by their own names, all that their names do not exclude, or all.
-_LEFT_OUT, _BY_NAME, _CHOSEN, _WHOLE = range(4)
-# The placeholder, until a node is closed, of a child that was not chosen.
-_GONE: Any = object()
-# Nodes of values and containers; then those of them in which a removed element leaves no gap.
+# Nodes of values and containers.
 _HOLDERS = frozenset({"dict", "odict", "counter", "defaultdict", "list", "tuple", "set", "frozenset", "deque"})
-_UNORDERED = frozenset({"set", "frozenset"})
 # Fields that hold values; all others define the node itself.
 _OF_VALUES = frozenset({"attributes", "args", "state", "kwargs", "appended", "items"})
-_OPAQUE = "opaque"
-_COMPOSITE = "composite"
+OPAQUE = "opaque"
+COMPOSITE = "composite"
 
 # ----------------------------------------------------------------------------------------------------------- writing
 
 
-def _take_away(frame: _Frame) -> None:
-    """Remove values that were not chosen from a frame's node: mappings and sets lack them, a sequence gets None."""
-    node, form = frame.out, frame.form
-    first = len(form.fields) + 1
-    if form is ATTRIBUTES or all(child is not _GONE for child in node):
-        return
-    if form.tag == _OPAQUE:
-        # The last fields may be missing.
-        named = zip(form.fields, node[1:], strict=False)
-        empty: dict[str, Any] = {"args": ["tuple"], "kwargs": None}
-        node[1:] = [empty.get(field, ["list"]) if child is _GONE else child for field, child in named]
-        return
-    fields = [None if child is _GONE else child for child in node[1:first]]
-    children: Iterable[Any] = node[first:]
-    if form.paired and not frame.pinned:
-        pairs = zip(node[first::2], node[first + 1 :: 2], strict=True)
-        children = chain.from_iterable(pair for pair in pairs if pair[1] is not _GONE)
-    elif form.tag in _UNORDERED:
-        children = (child for child in children if child is not _GONE)
-    node[1:] = [*fields, *(None if child is _GONE else child for child in children)]
-
-
-def _is_state_dict_metadata(frame: _Frame, at: int) -> bool:
+def _is_state_dict_metadata(frame: Frame, at: int) -> bool:
     """Whether child `at` is the attribute that torch sets on every state dict: the versions of its modules."""
     value = frame.children[at]
     if frame.form.tag != "odict" or at or type(value) is not dict or list(value) != ["_metadata"]:
@@ -92,7 +59,7 @@ def _is_state_dict_metadata(frame: _Frame, at: int) -> bool:
     )  # fmt: skip
 
 
-class _Leaf:
+class Leaf:
     """A tensor object of the tree: `bare` is its bytes, `facts` everything else; `count` is how often it occurs."""
 
     __slots__ = ("bare", "count", "facts", "group", "number")
@@ -111,15 +78,15 @@ class _Leaf:
         return nbytes
 
 
-class _Frame:
+class Frame:
     """A node being written: its JSON array, the children still to write, and the names of tensors in it.
 
     `prefix` begins the names of tensors inside; `implied` is the prefix that a reader derives, None if it cannot.
     """
 
     __slots__ = (
-        "at", "children", "depth", "form", "holds", "identity", "implied", "index", "inert", "kept", "lost", "met",
-        "out", "owner", "pinned", "prefix", "rule", "silent", "tensors", "uncastable", "valued",
+        "at", "children", "depth", "form", "implied", "index", "inert", "met", "out", "prefix", "silent", "uncastable",
+        "valued",
     )  # fmt: skip
 
     def __init__(
@@ -132,26 +99,20 @@ class _Frame:
         self.implied = implied if form.tag in NAMING else None
         self.depth = depth
         self.at = 0
-        self.rule = _WHOLE
-        self.owner: tuple[Any, Any] = (None, None)  # where this node is: the list or dict, and the index or key
-        self.identity: Hashable = None
         self.index: int | None = None  # of the node, if it is in the table
         self.met: Mapping[str, Any] = {}  # objects to list in `found`, if this is kept
-        self.inert = form.tag == _OPAQUE  # whether this is inside an object known by name only
+        self.inert = form.tag == OPAQUE  # whether this is inside an object known by name only
         # Whether this is inside a tensor whose parts mean nothing alone: a quantized one, or one of another class.
-        self.uncastable = form.tag == _COMPOSITE and (children[0] == QUANTIZED or children[0] not in COMPOSITES)
+        self.uncastable = form.tag == COMPOSITE and (children[0] == QUANTIZED or children[0] not in COMPOSITES)
         self.silent = False  # whether its values are not worth listing
         self.valued = False  # whether there are values in it
-        self.kept = self.lost = False  # whether something in it was chosen, and something was not
-        self.holds = self.tensors = False  # whether there are chosen tensors in it, and whether any
-        self.pinned = False  # whether there are chosen tensors in its keys
 
     def of_values(self, at: int) -> bool:
         """Whether child `at` is a value in this node, which may be removed, rather than a part that defines it."""
         form = self.form
         if at < len(form.fields):
             return form.fields[at] in _OF_VALUES
-        if form.tag == _COMPOSITE:
+        if form.tag == COMPOSITE:
             return (at - 1) % 2 == 1 and self.children[at - 1] == "attributes"
         if form.paired:
             return (at - len(form.fields)) % 2 == 1
@@ -163,7 +124,7 @@ class _Frame:
         if form.tag in _HOLDERS:
             for at in range(len(form.fields) + form.paired, len(self.children), 1 + form.paired):
                 value = self.children[at]
-                if type(value) in ATOMS and value is not None and self.out[at + 1] is not _GONE:
+                if type(value) in ATOMS and value is not None:
                     yield at
 
     def place(self, at: int) -> tuple[str, Any]:
@@ -180,7 +141,10 @@ class _Frame:
         return words(key, whole=not self.prefix), key
 
 
-class RecordEncoder:
+FrameT = TypeVar("FrameT", bound=Frame)
+
+
+class RecordEncoder(Generic[FrameT]):
     """Writes one tree, in two passes: `survey` finds the objects that occur more than once, `encode` writes.
 
     `leave_out` is called with the name that a tensor in its place would have, and each `Opaque`, `Global` and
@@ -190,29 +154,22 @@ class RecordEncoder:
     those of other classes. `quantized` are those that their library's metadata describes. `tagged` keeps lazy tensors
     tagged with their facts.
 
-    `choice` says which names go into the record; `flat` has all tensors anyway. `values` are the top-level keys that
-    lead to values in the record. `foreign`: it has objects known by name only. `outside`: it has a tensor that is not
-    part of one.
+    `values` are the top-level keys that lead to values in the record. `foreign`: it has objects known by name only.
+    `outside`: it has a tensor that is not part of one.
     """
 
     def __init__(
-        self,
-        leave_out: Callable[[str, Any], Any] | None = None,
-        tagged: bool = False,
-        choice: Choice | None = None,
+        self, frames: type[FrameT], leave_out: Callable[[str, Any], Any] | None = None, tagged: bool = False
     ) -> None:
+        self.frames = frames
         self.leave_out = leave_out
         self.tagged = tagged
-        self.choice = choice
         self.found: dict[str, Any] = {}
         self.outside = False
         self.foreign = False
-        self.top: _Frame | None = None
+        self.top: FrameT | None = None
         self.valued_at: set[int] = set()
         self.valued_nodes: set[int] = set()
-        self.holding: set[int] = set()
-        # The nodes that were written incomplete, and the rule for which they were.
-        self.spoilt: dict[Hashable, int] = {}
         self.flat: dict[str, Any] = {}
         self.uncastable: set[str] = set()
         self.quantized: dict[str, parted.PartedTensor] = {}
@@ -220,9 +177,9 @@ class RecordEncoder:
         self.storages: list[list[Any]] = []
         self.indices: dict[Hashable, int] = {}
         self.repeated: set[Hashable] = set()
-        self.leaves: dict[int, _Leaf] = {}
+        self.leaves: dict[int, Leaf] = {}
         # Of each storage its first tensor, and the size of those that several tensors share.
-        self.firsts: dict[Hashable, _Leaf] = {}
+        self.firsts: dict[Hashable, Leaf] = {}
         self.shared: dict[Hashable, int] = {}
         self.groups: dict[Hashable, int] = {}
         self.numbers = 0
@@ -266,7 +223,7 @@ class RecordEncoder:
             stack.extend(form.children(value))
         self.firsts.clear()
 
-    def _leaf(self, value: Any) -> _Leaf | None:
+    def _leaf(self, value: Any) -> Leaf | None:
         """Count an occurrence of a tensor, and return it; None for any other object."""
         leaf = self.leaves.get(id(value))
         if leaf is None:
@@ -274,7 +231,7 @@ class RecordEncoder:
             if taken is None:
                 return None
             bare, facts, group = taken
-            leaf = self.leaves[id(value)] = _Leaf(bare, facts, group)
+            leaf = self.leaves[id(value)] = Leaf(bare, facts, group)
             first = leaf if group is None else self.firsts.setdefault(group, leaf)
             if first is not leaf:
                 self.shared[group] = max(self.shared.get(group, first.storage_nbytes), leaf.storage_nbytes)
@@ -326,17 +283,14 @@ class RecordEncoder:
     def encode(self, tree: Any) -> Any:
         """Return the node of the tree. Fill `flat`, `nodes` and `storages` in the order of the tree."""
         top: list[Any] = []
-        stack = [_Frame(top, (tree,), ROOT, "", None, 0)]
+        stack = [self.frames(top, (tree,), ROOT, "", None, 0)]
         while stack:
             frame = stack[-1]
             out, children = frame.out, frame.children
-            choosing = frame.rule != _WHOLE
             for at in range(frame.at, len(children)):
                 value = children[at]
                 kind = type(value)
-                if choosing and kind in ATOMS and not self._is_chosen(frame, at):
-                    out.append(_GONE)
-                elif kind is str:
+                if kind is str:
                     out.append(value if len(value) <= SHORT and value.isascii() else self._atom(value))
                 elif kind is float:
                     out.append(["float", float_text(value)])
@@ -354,93 +308,40 @@ class RecordEncoder:
                 stack.pop()
                 if stack:
                     self._close(frame, stack[-1])
-        if self.choice:
-            from ckptconv.structure.choosing import compacted
-
-            top[0], self.nodes, self.storages = compacted(top[0], self.nodes, self.storages, self.holding)
         return top[0]
 
     def values(self) -> tuple[str, ...]:
         """Return the top-level keys of the tree that lead to values in the record."""
         return tuple(self.top.place(at)[0] for at in sorted(self.valued_at)) if self.top else ()
 
-    def _is_chosen(self, frame: _Frame, at: int) -> bool:
-        """Whether child `at` of a frame, a string, number or the like, goes into the record."""
-        if not frame.of_values(at):
-            return True
-        chosen = self._rule(frame, at, frame.place(at)[0]) >= _CHOSEN
-        frame.kept |= chosen
-        frame.lost |= not chosen
-        return chosen
-
-    def _rule(self, frame: _Frame, at: int, text: str) -> int:
-        """Return how values are chosen in child `at` of a frame, whose part of a name is `text`."""
-        if self.choice is None:
-            return _WHOLE
-        if frame.form is ROOT:
-            return _BY_NAME if self.choice.include else _CHOSEN
-        if frame.rule == _WHOLE or not frame.of_values(at):
-            return _WHOLE
-        if frame.rule == _LEFT_OUT or self.choice.excludes(frame.prefix + text):
-            return _LEFT_OUT
-        return _CHOSEN if frame.rule == _CHOSEN or self.choice.includes(frame.prefix + text) else _BY_NAME
-
-    def _close(self, frame: _Frame, parent: _Frame) -> None:
-        """Add the content of a frame's written node to its parent; remove values that were not chosen."""
+    def _close(self, frame: FrameT, parent: FrameT) -> None:
+        """Add the content of a frame's written node to its parent."""
         form = frame.form
         if frame is self.top:
             self.valued_at.update(frame.values())
         elif frame.silent:
             frame.valued = False
         elif not frame.valued:
-            is_value = form.tag not in _HOLDERS and form.tag != _COMPOSITE and form is not ATTRIBUTES
+            is_value = form.tag not in _HOLDERS and form.tag != COMPOSITE and form is not ATTRIBUTES
             frame.valued = is_value or any(True for _ in frame.values())
-        if self.choice and not self._closed(frame, parent):
-            return
         self.found.update(frame.met)
-        self.foreign |= form.tag == _OPAQUE
+        self.foreign |= form.tag == OPAQUE
         if frame.valued:
             if frame.index is not None:
                 self.valued_nodes.add(frame.index)
             self._mark(parent)
 
-    def _mark(self, frame: _Frame) -> None:
+    def _mark(self, frame: FrameT) -> None:
         """Record that the child opened last in a frame contains values."""
         frame.valued = True
         if frame is self.top:
             self.valued_at.add(frame.at - 1)
 
-    def _closed(self, frame: _Frame, parent: _Frame) -> bool:
-        """Remove values that were not chosen from a written node; return whether the node itself is kept."""
-        is_value = parent.of_values(parent.at - 1)
-        parent.holds |= frame.holds
-        parent.tensors |= frame.tensors
-        parent.lost |= frame.lost
-        parent.pinned |= frame.holds and not is_value
-        tag, rule = frame.form.tag, frame.rule
-        if frame.holds and frame.index is not None:
-            self.holding.add(frame.index)
-        if frame.lost and not frame.tensors and frame.identity is not None:
-            self.spoilt[frame.identity] = rule
-        if frame.form is ATTRIBUTES or (tag == _COMPOSITE and frame.tensors):
-            kept = frame.holds
-        elif tag == _OPAQUE and frame.lost:
-            kept = frame.kept or frame.holds
-        else:
-            kept = rule >= _CHOSEN or frame.kept or frame.holds or parent.form is ROOT
-        if frame.lost:
-            _take_away(frame)
-        if kept:
-            # A part of another node is kept with it.
-            parent.kept |= is_value
-            return True
-        parent.lost = True
-        owner, key = frame.owner
-        if type(owner) is dict:
-            del owner[key]
-        elif owner is not None:
-            owner[key] = _GONE
-        return False
+    def _met(self, met: Mapping[str, Any], frame: FrameT, index: int | None = None) -> None:
+        """List objects that were met in a frame's child, whose node may be one in the table, written before."""
+        self.found.update(met)
+        if index in self.valued_nodes:
+            self._mark(frame)
 
     def _atom(self, value: Any) -> Any:
         key = self._atom_key(value)
@@ -452,65 +353,59 @@ class RecordEncoder:
             self.nodes.append(atom(value))
         return ["@", index]
 
-    def _open(self, value: Any, frame: _Frame, at: int) -> _Frame | None:
+    def _open(self, value: Any, frame: FrameT, at: int) -> FrameT | None:
         """Write child `at` of `frame`; return a frame for its contents if these are still to be written."""
         form = FORMS.get(type(value))
         if form is None or type(value) is defaultdict:
             if id(value) in self.leaves:
                 return self._tensor(value, frame, at)
             value, form = self._stand_in(value)
+        return self._node(value, form, frame, at)
+
+    def _node(self, value: Any, form: Form, frame: FrameT, at: int) -> FrameT | None:
+        """Write an object other than a tensor, child `at` of `frame`; return a frame for its contents, as above."""
         text, key = frame.place(at)
-        rule = self._rule(frame, at, text)
         identity = self._key(value)
         met: Mapping[str, Any] = {}
         if self.leave_out and type(value) in FOREIGN:
             name = frame.prefix + text if frame.form is not ROOT else "tensor"
             left = self.leave_out(name, value)
-            # An object that is listed in `found`, but was itself excluded, is not kept for a tensor in it.
-            if left is True or (left is not False and rule == _LEFT_OUT and type(value) is not Composite):
-                # A Composite is a tensor: its own name alone decides.
-                by_name = type(value) is Composite or rule == _BY_NAME
-                chosen = name in self.choice if self.choice and by_name else rule >= _CHOSEN
-                if chosen:
-                    self.found[name] = value
-                frame.lost |= not chosen
-                frame.out.append({"dropped": name} if chosen else _GONE)
+            if self._is_dropped(left, name, value, frame):
                 return None
             if left is not False:
                 # The entry of an object covers its class.
-                met = {} if frame.form.tag == _OPAQUE and at == 0 else {name: value}
+                met = {} if frame.form.tag == OPAQUE and at == 0 else {name: value}
                 value, form = left, FORMS[type(left)]
         prefix, implied = self._prefix(frame, text), inner_prefix(frame.implied, key)
         if frame.form is ROOT:
             prefix = implied = ""
         if frame.depth >= NESTED or identity in self.repeated:
-            index, inner = self._refer(value, form, identity, prefix, rule)
-            if inner is None and rule < _CHOSEN:
-                frame.lost = True
-                frame.out.append(_GONE)
-                return None
+            index, inner = self._refer(value, form, identity, prefix)
             frame.out.append(["@", index])
             if inner is None:
-                self.found.update(met)
-                frame.kept |= frame.of_values(at)
-                frame.lost |= identity in self.spoilt
-                if index in self.valued_nodes:
-                    self._mark(frame)
+                self._met(met, frame, index)
                 return None
         else:
             node: list[Any] = [form.tag]
             frame.out.append(node)
-            inner = _Frame(node, form.children(value), form, prefix, implied, frame.depth + 1)
-        inner.rule, inner.identity, inner.met = rule, identity, met
-        inner.owner = (frame.out, len(frame.out) - 1)
+            inner = self.frames(node, form.children(value), form, prefix, implied, frame.depth + 1)
+        inner.met = met
         inner.inert |= frame.inert
         inner.uncastable |= frame.uncastable
         inner.silent = not frame.of_values(at) or (form is FORMS[dict] and _is_state_dict_metadata(frame, at))
         return inner
 
-    def _prefix(self, frame: _Frame, text: str) -> str:
+    def _is_dropped(self, left: Any, name: str, value: Any, frame: FrameT) -> bool:
+        """Write that an object was left out, if it was by `leave_out`, which returned `left`; return whether it was."""
+        if left is not True:
+            return False
+        self._met({name: value}, frame)
+        frame.out.append({"dropped": name})
+        return True
+
+    def _prefix(self, frame: FrameT, text: str) -> str:
         """Return the prefix of the names of tensors inside a child of `frame` with this part of a name."""
-        kind = frame.children[0] if frame.form.tag == _COMPOSITE and text == "attributes" else None
+        kind = frame.children[0] if frame.form.tag == COMPOSITE and text == "attributes" else None
         parting = None if kind is None else parted.of_class(str(kind))
         if parting:
             name = frame.prefix[:-1]
@@ -520,28 +415,24 @@ class RecordEncoder:
             return parted.prefix_of(name)
         return cut(frame.prefix + text) + "."
 
-    def _refer(self, value: Any, form: Form, identity: Hashable, prefix: str, rule: int) -> tuple[int, _Frame | None]:
-        """Return the index of a container in the table, and a frame for its contents if it was not there.
-
-        A container that was written incomplete is written again if `rule` gives more.
-        """
+    def _refer(self, value: Any, form: Form, identity: Hashable, prefix: str) -> tuple[int, FrameT | None]:
+        """Return the index of a container in the table, and a frame for its contents if it was not there."""
         index = self.indices.get(identity) if identity is not None else None
-        if index is not None and rule <= self.spoilt.get(identity, rule):
+        if index is not None:
             return index, None
         index = len(self.nodes)
         if identity is not None:
             self.indices[identity] = index
-            self.spoilt.pop(identity, None)
         node: list[Any] = [form.tag]
         self.nodes.append(node)
-        frame = _Frame(node, form.children(value), form, prefix, "", 1)
+        frame = self.frames(node, form.children(value), form, prefix, "", 1)
         frame.index = index
         return index, frame
 
-    def _tensor(self, value: Any, frame: _Frame, at: int) -> _Frame | None:
+    def _tensor(self, value: Any, frame: FrameT, at: int) -> FrameT | None:
         """Write a tensor, child `at` of `frame`; return a frame for its attributes, if it has any."""
         leaf = self.leaves[id(value)]
-        if leaf.count == 1 and self.choice is None:
+        if leaf.count == 1:
             del self.leaves[id(value)]  # it is written once, and there may be a million
         facts = leaf.facts
         text, key = frame.place(at)
@@ -550,18 +441,7 @@ class RecordEncoder:
         name = self._unique(frame.prefix + text)
         bits = stored(leaf.bare)
         self.flat[name] = Tagged(bits, facts) if self.tagged else bits
-        chosen = self.choice is None or name in self.choice
-        frame.tensors = True
-        if chosen:
-            frame.holds = True
-            self.outside |= not frame.inert
-        else:
-            frame.lost = True
         node: dict[str, Any] = {}
-        is_value = frame.of_values(at)
-        frame.pinned |= chosen and not is_value
-        # A "dropped" part shows that the node is incomplete.
-        frame.out.append(node if chosen else _GONE if is_value else {"dropped": name})
         if name != implied_name(frame.implied, key):
             node["name"] = name
         if bits is not leaf.bare:
@@ -572,54 +452,53 @@ class RecordEncoder:
             node["kind"] = self._atom(facts.kind)
         if facts.requires_grad != (facts.kind == "parameter"):
             node["requires_grad"] = facts.requires_grad
-        if leaf.count > 1 and chosen:
+        self._add_tensor(node, name, leaf, frame, at)
+        return self._attributes(node, name, facts.attributes, frame) if facts.attributes is not None else None
+
+    def _add_tensor(self, node: dict[str, Any], name: str, leaf: Leaf, frame: FrameT, at: int) -> None:
+        """Add the node of a tensor as child `at` of `frame`, and how it shares memory."""
+        self.outside |= not frame.inert
+        frame.out.append(node)
+        if leaf.count > 1:
             if leaf.number is None:
                 leaf.number = self.numbers
                 self.numbers += 1
             node["is"] = leaf.number
-        if chosen:
-            self._note_storage(node, leaf)
-        attributes = facts.attributes
-        if attributes is None:
-            return None
+        self._note_storage(node, leaf)
+
+    def _attributes(self, node: dict[str, Any], name: str, value: Any, frame: FrameT) -> FrameT | None:
+        """Write the attributes of a tensor of `frame` in the table; return a frame for their contents, if not yet
+        written."""
         met: Mapping[str, Any] = {}
-        if self.leave_out and type(attributes) in FOREIGN:
-            place, left = f"{name}.attributes", self.leave_out(f"{name}.attributes", attributes)
+        if self.leave_out and type(value) in FOREIGN:
+            place = f"{name}.attributes"
+            left = self.leave_out(place, value)
             if left is True:
-                self.found.update({place: attributes} if chosen else {})
+                self._met({place: value}, frame)
                 return None
             if left is not False:
-                met, attributes = {place: attributes}, left
-        rule = _WHOLE if self.choice is None else _CHOSEN if chosen else _LEFT_OUT
-        node["attributes"], inner = self._attributes(attributes, cut(name) + ".", rule)
-        if inner:
-            inner.rule, inner.owner, inner.inert = rule, (node, "attributes"), inner.inert or frame.inert
-            inner.met = met
-        elif chosen:
-            self.found.update(met)
-            if node["attributes"] in self.valued_nodes:
-                self._mark(frame)
-        return inner
-
-    def _attributes(self, value: Any, prefix: str, rule: int) -> tuple[int, _Frame | None]:
-        """Return the index of a tensor's attributes in the table, and a frame for their contents, if not yet
-        written."""
+                met, value = {place: value}, left
+        inner: FrameT | None = None
+        prefix, index = cut(name) + ".", len(self.nodes)
         if type(value) in ATOMS:
             self.nodes.append(atom(value))
-            self.valued_nodes.add(len(self.nodes) - 1)
-            return len(self.nodes) - 1, None
-        if id(value) in self.leaves:
-            return len(self.nodes), _Frame(self.nodes, (value,), ATTRIBUTES, prefix, None, 0)
-        form = FORMS.get(type(value))
-        if form is None or type(value) is defaultdict:
-            value, form = self._stand_in(value)
-        identity = self._key(value)
-        index, inner = self._refer(value, form, identity, prefix, rule)
+            self.valued_nodes.add(index)
+        elif id(value) in self.leaves:
+            inner = self.frames(self.nodes, (value,), ATTRIBUTES, prefix, None, 0)
+        else:
+            form = FORMS.get(type(value))
+            if form is None or type(value) is defaultdict:
+                value, form = self._stand_in(value)
+            index, inner = self._refer(value, form, self._key(value), prefix)
+        node["attributes"] = index
         if inner:
-            inner.identity = identity
-        return index, inner
+            inner.inert |= frame.inert
+            inner.met = met
+        else:
+            self._met(met, frame, index)
+        return inner
 
-    def _note_storage(self, node: dict[str, Any], leaf: _Leaf) -> None:
+    def _note_storage(self, node: dict[str, Any], leaf: Leaf) -> None:
         """Write how a tensor shares memory with others; if it does not, only an unusual order of dimensions."""
         facts, shape = leaf.facts, tuple(leaf.bare.shape)
         strides = facts.strides if len(facts.strides) == len(shape) else contiguous_strides(shape)

@@ -13,7 +13,7 @@ from operator import lt
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.structure import leaves
-from ckptconv.structure.encoder import RecordEncoder
+from ckptconv.structure.encoder import Frame, RecordEncoder
 from ckptconv.structure.record import Flattened, dump
 from ckptconv.tensors.dtypes import DTYPE_RANK
 
@@ -55,12 +55,15 @@ def describe(
     object itself, or a container of its content. `choice` says which tensors and values the record has. A dict lacks
     the keys of those not chosen; a sequence has None in their place. The result has all tensors.
     """
-    choice = choice or None
-    encoder = RecordEncoder(leave_out, tagged, choice)
+    encoder: RecordEncoder[Any] = RecordEncoder(Frame, leave_out, tagged)
+    if choice:
+        from ckptconv.structure.choosing import ChoosingEncoder
+
+        encoder = ChoosingEncoder(choice, leave_out, tagged)
     encoder.survey(tree)
     root = encoder.encode(tree)
     flat, uncastable = encoder.flat, frozenset(encoder.uncastable)
-    kept = flat if choice is None else {name: tensor for name, tensor in flat.items() if name in choice}
+    kept = {name: tensor for name, tensor in flat.items() if name in choice} if choice else flat
     inert = encoder.foreign and not encoder.outside
     if type(tree) is dict and not encoder.nodes and _is_plain(root) and (not keep_order or _in_file_order(kept)):
         return Flattened(flat, None, uncastable, inert=inert, found=encoder.found)
