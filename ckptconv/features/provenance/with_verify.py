@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 
 from ckptconv.errors import DifferenceError, MissingError, UsageError
 from ckptconv.features.verify import AGAIN
-from ckptconv.features.verify.provenance import Manifest, read_manifest
+from ckptconv.features.verify.provenance import Manifest, check_no_manifest, read_manifest
 from ckptconv.features.verify.report import Verification
 from ckptconv.formats.model_files import INDEX_SUFFIX, SUFFIX
 from ckptconv.formats.run_names import TREES
@@ -36,10 +36,7 @@ def compared(
     is_directory = place.kind == "directory"
     at = place.at(options.manifest) if options.manifest else place.join(MANIFEST)
     if place.kind == "file" and not options.manifest and path.endswith(".json"):
-        with contextlib.suppress(DifferenceError):  # it is no manifest
-            read_manifest(place, options)
-            hint = f"Give the output: ckptconv verify OUTPUT --manifest {path}"
-            raise UsageError(f"{path} is a manifest, not an output.", hint)
+        check_no_manifest(place, options, f"Give the output: ckptconv verify OUTPUT --manifest {path}")
     manifest = read_manifest(at, options, path)
     if manifest is None or "digest" not in manifest.members:
         if place.kind == "missing":

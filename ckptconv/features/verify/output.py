@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -30,6 +31,10 @@ from ckptconv.tensors.lazy import LazyTensor, Stored
 from ckptconv.tensors.moves import File
 from ckptconv.text import brief, some
 
+# What says of an output that is missing how it is published: the module of `advice`.
+UNPUBLISHED: tuple[str, ...] = (
+    "ckptconv.features.parts.with_verify",
+)  # fmt: skip
 # The most bytes of a structure record that are read.
 _MAX_RECORD = 1 << 30
 
@@ -50,6 +55,11 @@ class Written:
     aliases: dict[str, str] = field(default_factory=dict)
     structure: str | None = None
     structure_path: str = ""
+
+
+def unpublished(place: Location) -> str:
+    """Return advice about an output that is not at `place`, but is made there; else ""."""
+    return next(filter(None, (import_module(module).advice(place) for module in UNPUBLISHED)), "")
 
 
 def read_file(path: str, place: Location, expected: Stated) -> Written:
@@ -112,7 +122,8 @@ def read_directory(
         if single not in places:
             present = [name for name in sorted(places) if name.endswith(SUFFIX)]
             if not present:
-                raise UsageError(f"{path} holds neither {single} nor {index}.", "The order is: verify SOURCE OUTPUT.")
+                hint = unpublished(directory) or "The order is: verify SOURCE OUTPUT."
+                raise UsageError(f"{path} holds neither {single} nor {index}.", hint)
             fact = f"{path} holds {some(present, 3, str)}, but no {index}."
             raise _file(index_path, fact, "The output is not complete.")
     paths = {name: join(path, name) for name in (*places, *shards)}

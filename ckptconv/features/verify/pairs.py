@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from ckptconv.errors import DifferenceError
 from ckptconv.features.pairs.elements import differing, place_of, shown
 from ckptconv.features.pairs.runs import ExpectedPair, Run, in_order, is_scattered, runs
+from ckptconv.features.verify import OTHER_SOURCE
 from ckptconv.features.verify.arithmetic import value
 from ckptconv.features.verify.evaluate import Evaluator, footprint
 from ckptconv.features.verify.output import Written
@@ -180,8 +181,8 @@ class _Values(NamedTuple):
         more = f" {self.elements:,} of its {pair.got.numel:,} elements differ." if self.elements > 1 else ""
         return DifferenceError(
             f"{pair.path}: {pair.name!r} differs at index {place}: expected {expected}, found {actual}.{more}",
-            "If the source is another one, or was changed since, give the right one; else convert it again. A single "
-            "file that average, merge or patch wrote needs the --manifest of that command, or --verify with it.",
+            f"{OTHER_SOURCE}convert it again. A single file that average, merge or patch wrote needs the --manifest of "
+            "that command, or --verify with it.",
             what="value",
             tensor=pair.name,
             file=pair.path,

@@ -7,7 +7,7 @@ which is computed anew, depends on everything that decides an output.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, DifferenceError, UsageError
@@ -25,6 +25,7 @@ from ckptconv.plan import Data, FilePlan, content_of, identity
 from ckptconv.storage.digests import digests_of
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote
+from ckptconv.text import some
 from ckptconv.version import __version__
 
 _MAX_MANIFEST = 256 << 20
@@ -102,6 +103,13 @@ def read_manifest(place: Location, options: Options, output: str = "") -> Manife
     return Manifest(place, members, members["kind"], members["source"]["family"], recorded, others)
 
 
+def check_no_manifest(place: Location, options: Options, hint: str) -> None:
+    """Raise UsageError, with `hint`, if a manifest is at `place`, where a checkpoint is expected."""
+    with contextlib.suppress(DifferenceError):  # it is no manifest
+        if read_manifest(place, options):
+            raise UsageError(f"{place} is a manifest, not a checkpoint.", hint)
+
+
 def _reference(path: str, output: str) -> str:
     """Return the path of the reference or delta that a manifest names for the output at the path `output`; "" if it may
     not name it."""
@@ -170,9 +178,33 @@ def check(
         expected = heading(source, target, members["options"], target.holds, *of)
     _check_heading(manifest, expected, is_sure=not unsure)
     if unsure:
-        since = f"{manifest.place} was written when {unsure} had another time of change"
-        return [f"{since}: the tensors are verified, but not the plan id in it."]
+        since = f"{manifest.place} was written when {_shown(unsure)} had another time of change"
+        return [f"{since}: the tensors are equal, but whether it was written for this version of the file is unknown."]
     return []
+
+
+@contextlib.contextmanager
+def noting_changes(outputs: Iterable[tuple[Source, Manifest]]) -> Iterator[None]:
+    """Add to an error about an output that its source has changed since, if the manifest shows it. `outputs` are pairs
+    of a source and the manifest of its output."""
+    try:
+        yield
+    except DifferenceError as error:
+        for source, manifest in outputs:
+            stated, known = manifest.members["source"]["inputs"], source.all_inputs()
+            if changed := [name for name in stated if name in known and identity(known[name]) != stated[name]]:
+                names = some([_shown(name) for name in changed], 3, str)
+                error.message += f" {manifest.place} was written when {names} had another size or time of change."
+        raise
+
+
+def _shown(name: str) -> str:
+    """Return an input's name in a manifest for a message: `--adapter/0/config.json` is that of a further checkpoint."""
+    option, _, rest = name.partition("/") if name.startswith("--") else ("", "", name)
+    number, _, file = rest.partition("/") if option else ("", "", rest)
+    if number.isdecimal() and file:
+        return f"{file} of further checkpoint {int(number) + 1}"
+    return f"{rest} of the checkpoint of {option}" if option else name
 
 
 def _data(plan: FilePlan) -> Iterator[Data]:
@@ -202,7 +234,7 @@ def _check_inputs(manifest: Manifest, source: Source) -> str:
     unsure = [name for name in sorted(known.keys() | stated.keys()) if known.get(name) != stated.get(name)]
     for name in unsure:
         if name not in stated or not _may_be(place, source.inputs, name, stated[name]):
-            raise _not_so(manifest, f"the input {name}", stated.get(name))
+            raise _not_so(manifest, f"the input {_shown(name)}", stated.get(name))
     return unsure[0] if unsure else ""
 
 

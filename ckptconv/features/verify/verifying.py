@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from ckptconv.errors import CkptconvError, MissingError, UsageError
 from ckptconv.features.pairs.runs import ExpectedPair
 from ckptconv.features.verify.keywords import VERIFYING
-from ckptconv.features.verify.output import recorded_remark
+from ckptconv.features.verify.output import recorded_remark, unpublished
 from ckptconv.features.verify.pairs import Attested, Differences, compare_pairs
-from ckptconv.features.verify.provenance import Manifest, read_manifest
+from ckptconv.features.verify.provenance import Manifest, check_no_manifest, noting_changes, read_manifest
 from ckptconv.features.verify.report import CheckedOutput, Verification
 from ckptconv.formats.alone import kept_apart
 from ckptconv.formats.detect import OtherFamilyError
@@ -141,7 +141,8 @@ def verify_outputs(
     others = frozenset(target.path for _, target in outputs)
     outputs = [(source, target._replace(others=others)) for source, target in outputs]
     attested, wrong = Attested(), Differences()
-    with no_garbage():
+    stated = [(source, target.manifest) for source, target in outputs if target.manifest]
+    with no_garbage(), noting_changes(stated):
         pairs = [
             pair for source, target in outputs for pair in _compare(source, target, options, done, attested, wrong)
         ]
@@ -156,7 +157,8 @@ def verify_outputs(
         on_total(sum(pair.got.nbytes for pair in pairs))
     done.bytes_compared, read = compare_pairs(pairs, options, progress or (lambda count: None), attested, wrong)
     done.bytes_read += read
-    wrong.check()
+    with noting_changes(stated):
+        wrong.check()
     done.warnings.extend(attested.check())
     done.seconds = time.monotonic() - started
     done.peak_rss_bytes = peak_rss()
@@ -250,6 +252,9 @@ def _open(source: str | Source, targets: Sequence[CheckedOutput], options: Optio
         return all_opened(source, options, holds, recorded=recorded)
     if is_same(source, first) and entry_of(kind_of(first)).form == "file":
         raise UsageError(f"{source} is both SOURCE and OUTPUT.", "Give the source of the conversion, then its output.")
+    if source.endswith(".json"):
+        path = Location(source, dict(options.storage_options))
+        check_no_manifest(path, options, f"Give the source: ckptconv verify SOURCE {first} --manifest {source}")
     try:
         sources = all_opened(source, options, holds, recorded=recorded)
     except OtherFamilyError as error:
@@ -297,7 +302,7 @@ def _compare(
     place = target.place if target.at is None else target.place.at(next(iter(target.at.values())))
     entry = place.entry
     if entry.kind == "missing":
-        raise MissingError(f"{target.path} does not exist, so it cannot be verified.")
+        raise MissingError(f"{target.path} does not exist, so it cannot be verified.", unpublished(place))
     kind = entry_of(target.kind)
     is_of_kind = target.at is not None or (entry.kind == "file") == (kind.form == "file")
     # The first of all kinds says what is no output.

@@ -568,8 +568,23 @@ def test_ties_of_a_part_name_the_options_that_chose_it(tmp_path: Path) -> None:
     weight = torch.zeros(3)
     torch.save({"model": {"emb": weight, "head": weight}, "step": 1}, tmp_path / "run.pt")
     convert(tmp_path / "run.pt", tmp_path / "w.safetensors", key="model", manifest=str(tmp_path / "m.json"))
-    with pytest.raises(DifferenceError, match=r"no tensor of that name belongs there\. Give --for-hub, --key, "):
+    with pytest.raises(
+        DifferenceError,
+        match=r"no tensor of that name belongs there\. If the source is another one, .* else give --for-hub, --key, ",
+    ):
         verified(tmp_path / "run.pt", tmp_path / "w.safetensors")
+
+
+def test_a_difference_names_the_files_that_have_changed_since_the_manifest_was_written(tmp_path: Path) -> None:
+    torch.save({"a": torch.zeros(4)}, tmp_path / "run.pt")
+    convert(tmp_path / "run.pt", tmp_path / "out")
+    with pytest.raises(DifferenceError) as unnamed:
+        torch.save({"a": torch.ones(4)}, tmp_path / "other.pt")
+        verified(tmp_path / "other.pt", tmp_path / "out")
+    torch.save({"a": torch.ones(4)}, tmp_path / "run.pt")
+    with pytest.raises(DifferenceError, match=r"'a' differs .* was written when run\.pt had another size or time"):
+        verified(tmp_path / "run.pt", tmp_path / "out")
+    assert "was written when" not in str(unnamed.value)
 
 
 def test_an_output_that_is_none_asks_for_the_order(tmp_path: Path) -> None:

@@ -103,6 +103,8 @@ def test_a_manifest_is_not_taken_for_an_output(tmp_path: Path) -> None:
     manifest = tmp_path / "m.json"
     convert(seven_shards(tmp_path / "model.pt", rows=5), tmp_path / "out.safetensors", manifest=manifest)
     run = ckptconv_here("verify", manifest)
-    run.refused(2, "m.json is a manifest, not an output.", f"ckptconv verify OUTPUT --manifest {manifest}")
+    run.refused(2, "m.json is a manifest, not a checkpoint.", f"ckptconv verify OUTPUT --manifest {manifest}")
+    run = ckptconv_here("verify", manifest, tmp_path / "out.safetensors")
+    run.refused(2, f"ckptconv verify SOURCE {tmp_path / 'out.safetensors'} --manifest {manifest}")
     manifest.write_text("{}")
     ckptconv_here("verify", manifest).refused(2, "m.json is one file, whose manifest is elsewhere")
