@@ -81,7 +81,7 @@ def convert_(
         if len(words) > 2:
             combining: list[str] = [name for name in ("average", "merge") if name in COMMANDS]
             combining += [] if missing("graft") else ["convert A OUTPUT --graft 'B:*' for different tensors"]
-            hint = "To convert each of several inputs, give --output-dir DIR instead of OUTPUT. " if _MANY else ""
+            hint = "".join(of_feature(feature, "command").instead(words) for feature in CARRIED_OUT)
             hint += f"Commands that combine inputs: {some(combining, form=str)}." if combining else ""
             if any(re.fullmatch("[KMGT]i?B", word) for word in words):
                 hint = "Write a size in one word: 5GB."

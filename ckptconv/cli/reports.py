@@ -39,7 +39,8 @@ def of_conversion(report: Report, verbose: bool) -> list[str]:
         if len(outputs) <= FEW or verbose:
             lines.extend(f"{verb} {output.path} ({contents(output.bytes, output.tensors)})" for output in outputs)
         else:
-            together = contents(sum(output.bytes for output in outputs), sum(output.tensors for output in outputs))
+            tensors = min(sum(output.tensors for output in outputs), report.tensors)  # files may hold parts of tensors
+            together = contents(sum(output.bytes for output in outputs), tensors)
             lines.append(f"{verb} {len(outputs)} files in {directory} ({together})")
     if shown := [path for path, option in report.beside.items() if verbose or option.startswith("-")]:
         lines.append(f"{'would write' if report.dry_run else 'wrote'} {', '.join(shown)}")

@@ -31,7 +31,7 @@ from ckptconv.structure.record import ALONE_KEY
 _HOW = "Or convert this file alone with --alone."
 # Names with numbers, as patterns that are compiled when a name with a number comes.
 # A file of a set with an index. In diffusers, the variant, such as fp16, stands before or after the numbers.
-_OF_INDEX = rf".*{NUMBERED}(?:\.[\w-]+)?(?:{'|'.join(map(re.escape, (*TORCH_SUFFIXES, SUFFIX)))})"
+OF_INDEX = rf".*{NUMBERED}(?:\.[\w-]+)?(?:{'|'.join(map(re.escape, (*TORCH_SUFFIXES, SUFFIX)))})"
 # Files with numbers of ranks: of vLLM and SGLang, TensorRT-LLM, fairseq, DeepSeek.
 _NUMBERED = (
     r"model-rank-(\d{1,6})-part-(\d{1,6})\.safetensors",
@@ -97,7 +97,7 @@ def _kind_of(file: LoneFile, groups: Iterable[Lone]) -> LoneKind | None:
 def kept_apart(source: Source, output: str) -> Source:
     """Return `source` for an output called `output`. An output that was made from one file of a sharded set is not
     taken for a model if its name says that it is such a file."""
-    if not isinstance(source.weights_error, OfSetError) or not matching(_OF_INDEX, basename(output)):
+    if not isinstance(source.weights_error, OfSetError) or not matching(OF_INDEX, basename(output)):
         return source
     return source._replace(weights_error=None)
 
@@ -136,10 +136,10 @@ LONE = (
     LoneKind(
         "is one file of a sharded set: its tensors are complete, but other files hold the rest of the model.",
         "Give the directory of the set, {}, or its index.",
-        lambda file: is_numbered(file.place, _OF_INDEX),
+        lambda file: is_numbered(file.place, OF_INDEX),
         error=OfSetError,
         lies=lambda place: any(
-            name != place.name and matching(_OF_INDEX, name) is not None for name in listed(place.parent)
+            name != place.name and matching(OF_INDEX, name) is not None for name in listed(place.parent)
         ),
         is_written=True,
     ),

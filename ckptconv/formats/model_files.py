@@ -17,7 +17,7 @@ from ckptconv.storage import LOCAL_SIGNATURE
 SAFETENSORS, TORCH = "safetensors", "torch"
 # A model saved by one process with torch.distributed.checkpoint's HuggingFaceStorageWriter is an ordinary set.
 _SAFETENSORS = Guess(CERTAIN, "in safetensors already", "convert {} OUTPUT", also=("dcp",))
-_TORCH = Guess(LIKELY, "a single file", "pt2safetensors {}")
+_TORCH = Guess(LIKELY, "written by torch.save", "pt2safetensors {}")
 
 SUFFIX = ".safetensors"
 INDEX = ".index.json"
@@ -71,7 +71,7 @@ def sniff_torch(probe: Probe) -> Guess | None:
         return _TORCH._replace(sure=CERTAIN) if is_model else None
     head, _ = probe.head
     known = probe.place.path.endswith(TORCH_SUFFIXES) or head.startswith(b"\x80") or b"/data.pkl" in head
-    return _TORCH if known else _TORCH._replace(sure=POSSIBLE)
+    return _TORCH if known else _TORCH._replace(sure=POSSIBLE, called="a single file")
 
 
 def _may_hold_torch(probe: Probe) -> bool:

@@ -71,4 +71,6 @@ def nearby(place: Location) -> str:
         return stores.hint(path, place.options)
     names = {name.lower(): name for name in place.parent.names}
     close = difflib.get_close_matches(place.name.lower(), list(names), n=1, cutoff=0.8)
-    return f"Did you mean {os.path.join(os.path.dirname(path), names[close[0]])}?" if close else ""
+    if not close:
+        return "" if "/" in path else stores.hint(path, place.options)
+    return f"Did you mean {os.path.join(os.path.dirname(path), names[close[0]])}?"

@@ -9,6 +9,7 @@ LOADING = named_in("key dtype dequantize tag raw alone master unstack storage_op
 INSTEAD = {
     "strip_prefix rename": "In Python: {key.removeprefix('module.'): tensor for key, tensor in state.items()}.",
     "include exclude": "ckptconv.open reads some: ck.get_tensors(name for name in ck if name.endswith('.bias')).",
+    "inert": "ckptconv.open(PATH, inert=True) reads the tensors of such files too.",
 }
 # What the type of the keywords has, and its docstring.
 KEYWORDS = LOADING, "Options of `load_state_dict`."

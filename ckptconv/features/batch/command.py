@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,13 +13,14 @@ from ckptconv.cli.progress import shown_by
 from ckptconv.errors import UsageError
 from ckptconv.features.batch import running
 from ckptconv.features.batch.naming import InputWord, output_paths
+from ckptconv.formats.alone import OF_INDEX, matching
 from ckptconv.formats.model_files import SUFFIX
 from ckptconv.options.registered import EXECUTORS, names_of
 from ckptconv.options.table import COMMAND, OPTIONS, Options
 from ckptconv.outputs.default_names import suffix_of
 from ckptconv.outputs.kinds import option_for
 from ckptconv.storage.files import look
-from ckptconv.storage.paths import is_pipe, is_remote, normalize
+from ckptconv.storage.paths import basename, dirname, is_pipe, is_remote, normalize
 from ckptconv.text import Proposed
 
 # Options that name one output, or spread one conversion: they do not apply to several inputs.
@@ -77,6 +79,16 @@ def carry_out(words: Sequence[str], options: dict[str, Any]) -> int:
         results, stopped = running.run(tasks, each_one, at_once, progress)
     running.report(shown, results, stopped, time.monotonic() - started, dry_run=options.get("dry_run", False))
     return running.exit_code(results, stopped)
+
+
+def instead(words: Sequence[str]) -> str:
+    """Return advice about `words`, too many arguments of `convert`: shards are converted as a set, others each."""
+    shards = [word for word in words if matching(OF_INDEX, basename(word))]
+    directories = {dirname(shard) or "." for shard in shards}
+    if len(shards) > 1 and len(directories) == 1:
+        output = next((word for word in words if word not in shards), "OUTPUT")
+        return f"Shards are converted as a set: ckptconv convert {shlex.join([*directories, output])}. "
+    return "To convert each of several inputs, give --output-dir DIR instead of OUTPUT. "
 
 
 def shares(options: Mapping[str, Any], inputs: int, far: bool) -> tuple[int, dict[str, Any]]:

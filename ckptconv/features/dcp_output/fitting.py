@@ -6,8 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckptconv.errors import UnsupportedError
+from ckptconv.features.optimizer_states.states import STATISTICS
 from ckptconv.features.optimizer_states.training import weights_in
 from ckptconv.formats.source import Source
+from ckptconv.tensors.dtypes import SUMMED
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import count_of, some
 
@@ -37,11 +39,27 @@ def checked_fit(source: Source, optimizer: Mapping[str, Any], path: str) -> Sour
             f"{some(strangers)}."
         )
     ]
+    warnings = warnings if strangers else []
+    if source.path != path and (others := list(_unlisted(source, optimizer, weights))):
+        warnings.append(
+            f"{path} lists no parameters called {some(others)}: these weights of {source.path} get no optimizer "
+            "states, even with --fill-states. torch's strict load requires states for trained parameters."
+        )
     unlike = list(_unlike({name: state for name, state in states.items() if name in weights}, weights))
     if wrong := next((text for text, is_side in unlike if not is_side), ""):
         raise UnsupportedError(f"{path}: {wrong}.", _OTHERS)
     shapes = [f"optimizer states in {path} have other shapes than their weights: {text}." for text, _ in unlike[:1]]
-    return source._replace(warnings=[*source.warnings, *(warnings if strangers else ()), *shapes])
+    return source._replace(warnings=[*source.warnings, *warnings, *shapes])
+
+
+def _unlisted(source: Source, optimizer: Mapping[str, Any], weights: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the names of floating-point weights of which an optimizer has neither states nor a group."""
+    grouped = (name for group in optimizer.get("param_groups", ()) for name in group.get("params", ()))
+    listed = {source.owners.get(name, name) for name in (*optimizer["state"], *grouped)}
+    for name, weight in weights.items():
+        is_float = isinstance(weight, LazyTensor) and weight.dtype.name in SUMMED
+        if is_float and source.owners.get(name, name) not in listed and not name.endswith(STATISTICS):
+            yield name
 
 
 def _unlike(states: Mapping[str, Any], weights: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:

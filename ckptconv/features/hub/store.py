@@ -27,6 +27,7 @@ _PAGE = (
     r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<repository>(?:datasets/)?[\w.-]+/[\w.-]+)"
     r"(?:/(?:tree|blob)/(?P<revision>[^/?#]+)(?P<below>(?:/[^/?#]+)*))?/?(?:[?#].*)?"
 )
+_WITHOUT_OWNER = r"(?:https?://(?:www\.)?(?:huggingface\.co|hf\.co)/)?(?P<name>(?a:[\w-]+))/?"
 _TOKEN = "set HF_TOKEN to a token that may read it, or run `hf auth login`"
 # Texts for its errors, by the name of their class, and hints.
 _REFUSALS = {
@@ -54,6 +55,8 @@ def without_revision(url: str) -> str:
 def meant(text: str) -> Meant | None:
     """Return the URL for `text`, the name of a repository or the address of a page about one; None if it is neither."""
     page = re.fullmatch(_PAGE, text)
+    if page is None and (alone := re.fullmatch(_WITHOUT_OWNER, text)):
+        return Meant(_CALLED, f"{_SCHEME}ORGANIZATION/{alone['name']}")
     if page is None:
         return Meant(_CALLED, f"{_SCHEME}{text}") if re.fullmatch(_NAME, text) else None
     revision = "" if page["revision"] in (None, "main") else f"@{page['revision']}"

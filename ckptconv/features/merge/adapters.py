@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.errors import CorruptError, UnsupportedError, UsageError
 from ckptconv.features.factors.kernels import MOST_COLUMNS, MOST_RANK, Magnitude, with_product
 from ckptconv.features.merge.files import Adapter, factor, settled
 from ckptconv.features.merge.memory import InFiles
@@ -622,9 +622,9 @@ class _Work:
 
     # ---- errors
 
-    def _no_place(self, memory: str) -> CorruptError:
+    def _no_place(self, memory: str) -> UsageError:
         if self._placed.has_other_layout(memory):
-            return CorruptError(
+            return UsageError(
                 f"{self._path} has {memory!r}, which transformers stores in another layout in files than in memory, "
                 f"and {self._base.path} has no tensor of that name.",
                 "Save the base with the names of transformers in memory: model.state_dict().",
@@ -636,19 +636,19 @@ class _Work:
             key, prefix = (first, rest) if is_in_key else (self._base.key, above)
             options = [f"--key {key}"] if key else []
             options += [f"--strip-prefix {prefix}"] if prefix else []
-            return CorruptError(
+            return UsageError(
                 f"{self._path} has {PREFIX}{memory}, but {self._base.path} has {memory!r} as {longer!r}.",
                 f"Convert the base without this prefix first: ckptconv convert {self._base.path} base.safetensors "
                 f"{' '.join(options)}. Then merge into base.safetensors.",
             )
-        return CorruptError(
+        return UsageError(
             f"{self._path} has {PREFIX}{memory}, but {self._base.path} has no {memory!r}, also not under the other "
             "names that transformers uses in files.",
             "The adapter is for another model, or for a tensor that this base ties to another and does not store.",
         )
 
-    def _other_shape(self, memory: str, shape: Sequence[int], name: str) -> CorruptError:
-        return CorruptError(
+    def _other_shape(self, memory: str, shape: Sequence[int], name: str) -> UsageError:
+        return UsageError(
             f"{self._path}: {memory!r} is for a tensor of shape {list(shape)}, but {name!r} of {self._base.path} has "
             f"{list(self._shape(name))}.",
             "The adapter is for another model.",

@@ -8,17 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from ckptconv.cli.options import CONVERTING, divided, named, taking
-from ckptconv.features.merge.options import MERGING
+from ckptconv.features.merge.options import MERGING, SCALING
 
 OTHER_WORDS = {
     "merge": ("merge-weights", "merge-lora", "merge-adapter", "merge-and-unload", "lora", "fuse", "mergekit"),
 }
 # Messages on options of other programs.
 OTHER_OPTIONS = {
-    "--alpha --lora-alpha --scale --scaling --weight --weights": (
-        "An adapter is scaled as its adapter_config.json says: multiply lora_alpha there by the weight. --adapter "
-        "chooses one of several."
-    ),
+    "--alpha --lora-alpha --scale --scaling --weight --weights": f"{SCALING} --adapter chooses one of several.",
     "--base --base-model --adapter --lora --merge-weights": "Merge adapters with: ckptconv merge BASE ADAPTER OUTPUT.",
 }
 # The commands that print the report of a conversion.

@@ -21,6 +21,8 @@ class _Merging:
     )
 
 
+# How an adapter is given a weight, for who looks for an option.
+SCALING = "An adapter is scaled as its adapter_config.json says: multiply lora_alpha there by the weight."
 MERGING = {**options_in(_Merging), **COMBINING}
 # The name of the keywords' type, and its docstring.
 KEYWORDS = MERGING, "Options of `merge`."

@@ -25,7 +25,7 @@ _LONGEST_NAME = 60
 # LBFGS has this state once, for all parameters in one row.
 _JOINED = "prev_flat_grad"
 # The running statistics of a normalization in torch, all together. They are buffers, not parameters.
-_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 # ----------------------------------------------------------------------------------------------------- nested or flat
@@ -161,7 +161,7 @@ def is_statistic(name: str, names: Iterable[str]) -> bool:
     """Whether a tensor is certainly a buffer: one of the running statistics of a module that has them all."""
     module, _, last = name.rpartition(".")
     prefix = f"{module}." if module else ""
-    return last in _STATISTICS and all(f"{prefix}{statistic}" in names for statistic in _STATISTICS)
+    return last in STATISTICS and all(f"{prefix}{statistic}" in names for statistic in STATISTICS)
 
 
 def optimizers_alone(tree: Any) -> list[tuple[str, Mapping[str, Any]]]:

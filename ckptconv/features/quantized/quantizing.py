@@ -192,7 +192,9 @@ def _note(name: str, weights: Collection[str], left: list[str]) -> str:
 def _loaders(name: str, cut: list[str]) -> str:
     """Return the sentence on the programs that load what is quantized so. `cut` are the weights that are not quantized,
     but that vLLM joins with quantized ones."""
-    loaders = LOADERS.get(name, "none")
+    loaders = LOADERS.get(name, "")
+    if not loaders:
+        return "Whether transformers and vLLM load it was not tried."
     others = re.split("[,;] vLLM", loaders)[0]
     if not cut or others == loaders:
         return f"Tested loaders: {loaders}."

@@ -491,6 +491,7 @@ def test_an_option_of_convert_is_refused_with_what_to_do_instead(tmp_path: Path)
         (ckptconv.open, "dtype", "ck[name].to('bf16')"),
         (ckptconv.load_state_dict, "strip_prefix", "for key, tensor in state.items()}"),
         (ckptconv.load_state_dict, "include", "ck.get_tensors(name for name in ck if name.endswith('.bias'))"),
+        (ckptconv.load_state_dict, "inert", "ckptconv.open(PATH, inert=True)"),
     ):
         with pytest.raises(UsageError, match=f"has no option {option}, which convert has") as caught:
             call(tmp_path / "x.pt", **{option: "x"})

@@ -434,3 +434,10 @@ def test_a_worker_that_dies_fails_its_input_alone(place: Path, monkeypatch: pyte
     assert [each["ok"] for each in run.json["results"]] == [True, False, True]
     assert "the process that converted it ended with signal 9" in run.json["results"][1]["error"]["message"]
     assert sorted(os.listdir("o")) == ["a.safetensors", "c.safetensors"]
+
+
+def test_shards_of_one_set_are_to_be_converted_as_a_set() -> None:
+    shards = [f"model/model-{number:05}-of-00002.safetensors" for number in (1, 2)]
+    assert "Shards are converted as a set: ckptconv convert model out." in refused(2, "convert", *shards, "out")
+    other = refused(2, "convert", *shards, "other/model-00001-of-00002.safetensors")
+    assert "To convert each of several inputs, give --output-dir DIR instead of OUTPUT." in other

@@ -49,6 +49,12 @@ def test_checkpoints_for_training_are_made_of_one_input(place: Path) -> None:
     ckptconv_here("convert", "a.pt", "--to", "dcp").refused(2, "needs an OUTPUT")
 
 
+def test_the_report_counts_a_tensor_once_that_lies_in_several_files(place: Path) -> None:
+    save_file({name: torch.ones(8, 8) for name in "abc"}, "m.safetensors")
+    run = done(ckptconv_here("convert", "m.safetensors", "out", "--to", "dcp", "--chunks", "8"))
+    assert ", 3 tensors)" in run.out
+
+
 def test_states_beside_the_weights_are_named_with_the_option_that_takes_them() -> None:
     for words, option, other in (([], "--optimizer", "--states"), (["--to", "dcp"], "--states", "--optimizer")):
         said = done(ckptconv_here("convert", STEP, f"of{len(words)}", *words)).out

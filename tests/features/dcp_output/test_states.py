@@ -57,6 +57,8 @@ def test_named_states_of_another_model_are_refused_or_named(tmp_path: Path) -> N
     )
     assert not (tmp_path / "out").exists()
     assert "1 parameter with optimizer states in" in done(ckptconv_here(*words, saved("m.pt", a=(4, 6), c=(2,)))).err
+    partial = done(ckptconv_here(*words, saved("part.pt", a=(4, 6)))).err
+    assert f"{tmp_path / 'part.pt'} lists no parameters called 'b': these weights of {model} get no" in partial
     # A projection has one side of the weight.
     assert "other shapes than their weights" in done(ckptconv_here(*words, saved("low.pt", a=(2, 6), b=(6,)))).err
     assert "warning" not in done(ckptconv_here(*words, model)).err

@@ -393,6 +393,7 @@ def test_a_repository_of_the_hub_is_told_how_it_is_written(place: Path) -> None:
     for given, meant in (
         ("org/model", "hf://org/model."),
         ("org/Model-1.5_b@v2", "hf://org/Model-1.5_b@v2."),
+        ("gpt2", "hf://ORGANIZATION/gpt2."),
     ):
         for command in (("convert", given, "x.safetensors"), *((each, given) for each in looking())):
             ckptconv_here(*command).refused(2, given, "Hugging Face hub", meant)

@@ -203,7 +203,11 @@ def test_how_many_layers_are_alike_is_told_in_little_room(width: int, label: str
     ("words", "problem", "whose"),
     [
         (["inspect", "model.safetensors", "--raw"], "model.safetensors is in safetensors already", "torch.save's"),
-        (["verify", "model.pt", "model.safetensors", "--unstack"], "model.pt is a single file", "Megatron-core's"),
+        (
+            ["verify", "model.pt", "model.safetensors", "--unstack"],
+            "model.pt is written by torch.save",
+            "Megatron-core's",
+        ),
     ],
 )
 def test_options_for_another_kind_of_checkpoint_are_said_to_be_of_no_use(

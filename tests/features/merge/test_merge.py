@@ -326,7 +326,7 @@ def test_a_training_holds_the_base_too() -> None:
     torch.save(
         {**told, "base_model.model.m.mlp.experts.base_layer.gate_up_proj": stack[:, :-1]}, "run/adapter_model.bin"
     )
-    with pytest.raises(CorruptError, match=r"\[2, 7, 5\]"):
+    with pytest.raises(UsageError, match=r"\[2, 7, 5\]"):
         merge("base.safetensors", "run", "out.safetensors")
 
 
@@ -372,8 +372,8 @@ def test_tied_names_stay_tied() -> None:
 
 Change = Callable[[Tensors, dict[str, Any]], object]
 WRONG: dict[str, tuple[Change, type[Exception], str]] = {
-    "no module": (lambda t, c: t.update(factors("x", 6, 5)), CorruptError, "'x.weight'"),
-    "another shape": (lambda t, c: t.update(factors("a", 6, 4)), CorruptError, r"\[6, 4\]"),
+    "no module": (lambda t, c: t.update(factors("x", 6, 5)), UsageError, "'x.weight'"),
+    "another shape": (lambda t, c: t.update(factors("a", 6, 4)), UsageError, r"\[6, 4\]"),
     "one factor": (lambda t, c: t.pop("a.lora_A.weight"), CorruptError, "one of the two factors of 'a'"),
     "another rank": (lambda t, c: c.update(r=4), CorruptError, "rank 2"),
     "no rank": (lambda t, c: c.update(r=0), CorruptError, "its r is 0"),
@@ -390,7 +390,7 @@ WRONG: dict[str, tuple[Change, type[Exception], str]] = {
     "a factor of another kind": (lambda t, c: t.update({"a.lora_C.weight": random(2)}), UnsupportedError, "lora_C"),
     "lengths": (lambda t, c: t.update({"a.lora_magnitude_vector": random(6)}), CorruptError, "lengths"),
     "no lengths": (lambda t, c: c.update(use_dora=True), CorruptError, "lengths"),
-    "a tensor that the base lacks": (lambda t, c: t.update({"y.weight": random(2)}), CorruptError, "'y.weight'"),
+    "a tensor that the base lacks": (lambda t, c: t.update({"y.weight": random(2)}), UsageError, "'y.weight'"),
     "an invalid pattern": (
         lambda t, c: c.update(rank_pattern={"(": 2}),
         UnsupportedError,
@@ -862,3 +862,8 @@ def test_any_adapter_is_merged_and_verified_or_refused(tensors: Any, words: dict
     with contextlib.suppress(CkptconvError):
         merge("base", adapter(made, **words), "out", **VERIFIED, fsync=False, copy_config=True)
         assert load_file("out/model.safetensors").keys() >= BASE.keys()
+
+
+def test_a_weight_of_an_adapter_stands_in_its_configuration(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no option 'weights'.* multiply lora_alpha there by the weight"):
+        merge(tmp_path / "base", tmp_path / "adapter", tmp_path / "out", weights=[0.5])  # type: ignore[call-arg]

@@ -578,8 +578,8 @@ def test_ties_of_a_part_name_the_options_that_chose_it(tmp_path: Path) -> None:
 def test_a_difference_names_the_files_that_have_changed_since_the_manifest_was_written(tmp_path: Path) -> None:
     torch.save({"a": torch.zeros(4)}, tmp_path / "run.pt")
     convert(tmp_path / "run.pt", tmp_path / "out")
+    torch.save({"a": torch.ones(4)}, tmp_path / "other.pt")
     with pytest.raises(DifferenceError) as unnamed:
-        torch.save({"a": torch.ones(4)}, tmp_path / "other.pt")
         verified(tmp_path / "other.pt", tmp_path / "out")
     torch.save({"a": torch.ones(4)}, tmp_path / "run.pt")
     with pytest.raises(DifferenceError, match=r"'a' differs .* was written when run\.pt had another size or time"):
