@@ -47,7 +47,7 @@ class Merged(NamedTuple):
 def merged(base: Base, adapters: Sequence[tuple[Adapter, Mapping[str, LazyTensor]]]) -> Merged:
     """Return the tensors of `base` that `adapters`, each with its tensors by name, change.
 
-    Raise CorruptError if the base has no place for a tensor of an adapter, or one of another shape; UnsupportedError
+    Raise UsageError if the base has no place for a tensor of an adapter, or one of another shape; UnsupportedError
     for quantized weights, and for unknown parts of adapters.
     """
     parts = parts_among(base.tensors)
