@@ -19,6 +19,9 @@ verifying = pytest.mark.skipif(not has_feature("verify"), reason="no feature ver
 # Has a conversion verify its output, in Python and on the command line, where a feature does so.
 VERIFIED: dict[str, Any] = {"verify": True} if has_feature("verify") else {}
 VERIFY = ["--verify"] if VERIFIED else []
+# Has outputs that are read without a structure record, in Python and on the command line, where no feature reads one.
+READABLE: dict[str, Any] = {} if has_feature("unflattening") else {"structure": False}
+READ_BACK = ["--no-structure"] if READABLE else []
 
 
 def looking() -> list[str]:

@@ -57,6 +57,8 @@ _ABSENT = [rf"\b{name}\b" for name in _INPUTS.values() if name not in _STEPS]
 _ABSENT += [r"--states train\.pt\b", r"\btrain\.pt \S+ --to universal\b"] if missing("order") else []
 # A file with a structure record cannot be read where the feature that reads the record is missing.
 _ABSENT += [] if has_feature("unflattening") else [r"\bckptconv (?:convert|diff model\.pt) model\.safetensors\b"]
+# It says that it copies no file.
+_ABSENT += [] if has_feature("companions") else [r"--for-hub\b"]
 _ABSENT += [] if has_feature("pipes") else [r"\| ckptconv \S+ - "]
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from attacks.corpus import CASES
-from cells import VERIFY, of_features, verifying
+from cells import READ_BACK, VERIFY, of_features, verifying
 from checkpoints import COMMAND, Run, ckptconv_here, done
 from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
@@ -54,8 +54,6 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 # ------------------------------------------------------------------------------------------------------------- success
 
-# An output that commands read has no structure record where no feature reads one.
-READ_BACK = [] if has_feature("unflattening") else ["--no-structure"]
 # Each command, and what it is called with, one after another.
 WAYS: dict[str, list[list[Any]]] = {
     "convert": [["model.pt", "other.safetensors"], ["other.safetensors", "again.safetensors", "--no-structure"]],

@@ -17,7 +17,7 @@ def run(smoke: Any) -> None:
         smoke.run("convert", "http://127.0.0.1:9/model.pt", "x", code=2)
         return
     with serving(smoke.place) as url:
-        smoke.run("pt2safetensors", f"{url}/model.pt", "http.safetensors")
+        smoke.run("pt2safetensors", f"{url}/model.pt", "http.safetensors", *smoke.readable)
     smoke.same("model.safetensors", "http.safetensors")
 
 

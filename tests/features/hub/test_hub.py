@@ -93,6 +93,11 @@ def is_model(directory: Path, state: Mapping[str, torch.Tensor]) -> bool:
     return loaded.keys() == state.keys() and all(torch.equal(loaded[name], state[name]) for name in state)
 
 
+def is_copied(path: Path, data: bytes) -> bool:
+    """Whether an output has the small file if a feature copies such files, and does not have it otherwise."""
+    return path.read_bytes() == data if "copy_config" in OPTIONS else not path.exists()
+
+
 def noted(report: Report, words: str) -> bool:
     return any(words in note for note in report.notes)
 
@@ -109,8 +114,8 @@ def test_the_checkpoint_of_a_repository_is_found_and_its_output_can_be_loaded(
     assert report.format == read
     assert report.input == f"hf://{repository}@{commit}"
     assert is_model(tmp_path / "out", model())
-    assert (tmp_path / "out" / "config.json").read_bytes() == CONFIG
-    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == TOKENIZER
+    assert is_copied(tmp_path / "out" / "config.json", CONFIG)
+    assert is_copied(tmp_path / "out" / "tokenizer.json", TOKENIZER)
     assert noted(report, commit)
     if read != "safetensors":
         verified(f"hf://{repository}", tmp_path / "out", storage_options=hub.options)
@@ -125,7 +130,7 @@ def test_a_deepspeed_checkpoint_in_a_repository(hub: Hub, repository: str, tmp_p
     assert shards
     for name in shards:
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "local" / name).read_bytes()
-    assert (tmp_path / "out" / "config.json").read_bytes() == CONFIG
+    assert is_copied(tmp_path / "out" / "config.json", CONFIG)
 
 
 def test_a_directory_or_a_file_in_a_repository(hub: Hub, repository: str, tmp_path: Path) -> None:
@@ -133,10 +138,10 @@ def test_a_directory_or_a_file_in_a_repository(hub: Hub, repository: str, tmp_pa
     hub.commit(repository, {"pytorch_model.bin": saved(model()), "config.json": CONFIG, **inner})
     convert(f"hf://{repository}/runs/last", tmp_path / "a", storage_options=hub.options)
     assert is_model(tmp_path / "a", model(1))
-    assert (tmp_path / "a" / "config.json").read_bytes() == b"{}"
+    assert is_copied(tmp_path / "a" / "config.json", b"{}")
     convert(f"hf://{repository}/pytorch_model.bin", tmp_path / "b", storage_options=hub.options)
     assert is_model(tmp_path / "b", model())
-    assert (tmp_path / "b" / "config.json").read_bytes() == CONFIG
+    assert is_copied(tmp_path / "b" / "config.json", CONFIG)
     convert(f"hf://{repository}/pytorch_model.bin", tmp_path / "c.safetensors", storage_options=hub.options)
     assert [path.name for path in tmp_path.glob("c*")] == ["c.safetensors"]
 
@@ -150,7 +155,7 @@ def test_without_an_output_it_is_made_in_the_current_directory(
     convert(f"hf://{repository}{revision}", storage_options=hub.options)
     made = Path(repository.rpartition("/")[2])
     assert is_model(made, model())
-    assert (made / "config.json").read_bytes() == CONFIG
+    assert is_copied(made / "config.json", CONFIG)
     convert(f"hf://{repository}{revision}/sub/other.bin", storage_options=hub.options)
     assert torch.equal(load_file("other.safetensors")["layers.0.weight"], model(1)["layers.0.weight"])
 
@@ -213,10 +218,10 @@ def test_a_branch_that_moves_while_it_is_read_is_read_as_it_was(hub: Hub, reposi
     convert(f"hf://{repository}", tmp_path / "out", storage_options=hub.options, progress=moving)
     assert moving.moved
     assert is_model(tmp_path / "out", model())
-    assert (tmp_path / "out" / "config.json").read_bytes() == CONFIG
+    assert is_copied(tmp_path / "out" / "config.json", CONFIG)
     convert(f"hf://{repository}", tmp_path / "out", storage_options=hub.options)
     assert is_model(tmp_path / "out", model(9))
-    assert (tmp_path / "out" / "config.json").read_bytes() == b'{"other": 1}'
+    assert is_copied(tmp_path / "out" / "config.json", b'{"other": 1}')
 
 
 def test_paths_at_a_commit_are_taken_for_unchangeable_and_no_others() -> None:
@@ -351,8 +356,9 @@ def test_the_command_line_takes_endpoint_and_token_from_the_environment(
     assert run.code == 0, run.err
     assert is_model(tmp_path / "out", model())
     names = [Path(each["path"]).name for each in run.json["outputs"]]
-    assert names == ["config.json", "model.safetensors"]
-    run = ckptconv_forked("pt2safetensors", f"hf://{repository}", tmp_path / "bare", "--no-copy-config", env=there)
+    assert names == [*(["config.json"] if "copy_config" in OPTIONS else []), "model.safetensors"]
+    bare = ["--no-copy-config"] if "copy_config" in OPTIONS else []
+    run = ckptconv_forked("pt2safetensors", f"hf://{repository}", tmp_path / "bare", *bare, env=there)
     assert run.code == 0, run.err
     assert not (tmp_path / "bare" / "config.json").exists()
 

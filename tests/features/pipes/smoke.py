@@ -6,5 +6,7 @@ from typing import Any
 
 
 def run(smoke: Any) -> None:
-    smoke.run("pt2safetensors", "-", "piped.safetensors", stdin=(smoke.place / "model.pt").read_bytes())
+    smoke.run(
+        "pt2safetensors", "-", "piped.safetensors", *smoke.readable, stdin=(smoke.place / "model.pt").read_bytes()
+    )
     smoke.same("model.safetensors", "piped.safetensors")

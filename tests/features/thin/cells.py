@@ -11,5 +11,3 @@ FLAGS = {"thin": ({name: option for name, option in THIN.items() if name not in 
 PRINTED = {"thin"}
 # A command that writes no path that it is given; its own tests look at what it removes.
 READING = {"thin"}
-# Of the exceptions that take other arguments than a text: what one is made of.
-EXCEPTIONS = {"StrangeError": (("/runs/step-1", "has a link in it"), {})}

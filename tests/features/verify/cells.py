@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from cells import READ_BACK
+
 import ckptconv
 from ckptconv.features.verify.evaluate import Evaluator, footprint
 from ckptconv.features.verify.keywords import VERIFYING
 from ckptconv.options.table import COMMAND, OPTIONS
-from ckptconv.process import has_feature
 from ckptconv.storage.files import Readers
 from ckptconv.tensors.lazy import LazyTensor
 
@@ -43,9 +44,7 @@ WRONG_VALUES = [("verify", "dtype", 3)]
 # ---------------------------------------------------------------------------------------------------- what is printed
 
 # The command, and what it is called with.
-WAYS: dict[str, list[list[Any]]] = {
-    "verify": [["model.pt", "model.safetensors", *([] if has_feature("unflattening") else ["--no-structure"])]]
-}
+WAYS: dict[str, list[list[Any]]] = {"verify": [["model.pt", "model.safetensors", *READ_BACK]]}
 # A command that reads any input, whether it has an OUTPUT, and whether it says of a bad one what `pt2safetensors` says.
 READERS = {"verify": (True, False)}
 COMMANDS = ["verify"]

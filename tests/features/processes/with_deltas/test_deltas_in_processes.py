@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from checkpoints import ckptconv_here
-from features.processes.forked import comparable, run_by, two_models
+from features.processes.with_diff.forked import comparable, run_by, two_models
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
 

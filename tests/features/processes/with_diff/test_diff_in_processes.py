@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from checkpoints import ckptconv_here
-from features.processes.forked import comparable, run_by, two_models
+from features.processes.with_diff.forked import comparable, run_by, two_models
 
 import ckptconv
 from ckptconv import TensorDifference, UsageError
