@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from importlib import import_module
 
-from ckptconv.formats.source import ADAPTER, ADAPTER_CONFIG, CONFIG, Source
+from ckptconv.formats.model_files import TORCH_MODELS
+from ckptconv.formats.registered import DEEPSPEED
+from ckptconv.formats.source import ADAPTER, ADAPTER_CONFIG, CONFIG, STEMS, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.computed import ways_of
 from ckptconv.outputs.kinds import is_set
 from ckptconv.outputs.targets import Target, is_beside
+from ckptconv.plan import Input
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import dirname, is_remote
 from ckptconv.storage.stores import is_repository
@@ -18,6 +21,8 @@ from ckptconv.storage.stores import is_repository
 LEAVING: tuple[str, ...] = (
     "ckptconv.features.model_checks.left",
 )  # fmt: skip
+# The beginnings of the names of files whose tensors a configuration describes.
+_DESCRIBED = (*STEMS, *(name.partition(".")[0] for name in TORCH_MODELS))
 # The reason why companions stay behind that nobody has asked for.
 UNASKED = "not copied without --copy-config"
 
@@ -42,7 +47,7 @@ def accompanied(source: Source, target: Target, options: Options, parts: Collect
         # A configuration that cannot be read is no error: this conversion neither reads nor writes it.
         place = Location(directory, dict(options.storage_options)).join(CONFIG)
         source = source._replace(config=configs.known(place))
-    for module in LEAVING if Location(source.path, dict(options.storage_options)).kind == "directory" else ():
+    for module in LEAVING if is_directory(source, options.storage_options) else ():
         source, goal = import_module(module).with_left(source, goal, options.storage_options, stays, parts)
     return source, goal
 
@@ -94,11 +99,19 @@ def _is_copied(origin: Source, source: Source, options: Options) -> bool:
     return asked
 
 
+def is_directory(source: Source, options: Mapping[str, object]) -> bool:
+    """Whether `source` is a directory. A store, with its `options`, is not asked about a file that was read."""
+    files = (read.file.path for read in source.inputs.values() if isinstance(read, Input))
+    return source.path not in files and Location(source.path, dict(options)).kind == "directory"
+
+
 def _is_described(source: Source, options: Options) -> bool:
     """Whether `source` is the directory of a model with a configuration that describes the output's tensors too."""
+    is_model = source.family == DEEPSPEED or any(name.startswith(_DESCRIBED) for name in source.inputs)
+    if not is_model or not is_directory(source, options.storage_options):
+        return False
     place = Location(source.path, dict(options.storage_options))
-    places = [place, *(place.at(pointer).parent for pointer in source.pointers[:1])]
-    if place.kind != "directory" or not any(CONFIG in near.names for near in places):
+    if not any(CONFIG in near.names for near in (place, *(place.at(one).parent for one in source.pointers[:1]))):
         return False
     from ckptconv.features.companions.describing import is_described
 

@@ -8,25 +8,22 @@ from collections.abc import Collection
 
 from ckptconv.features.companions.reading import companions_of
 from ckptconv.features.configs import configs
-from ckptconv.formats.model_files import TORCH_MODELS, holds_whole
+from ckptconv.formats.model_files import holds_whole
 from ckptconv.formats.registered import DEEPSPEED, pipelines
-from ckptconv.formats.source import CONFIG, STEMS, Source
+from ckptconv.formats.source import CONFIG, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.kinds import is_set
 from ckptconv.storage.location import Location
 
-# Options after which an output may have other names than a configuration describes; and the beginnings of the names of
-# files whose tensors it describes.
+# Options after which an output may have other names than a configuration describes.
 _NAMING = ("key", "include", "strip_prefix", "rename", "map", "raw", "partial")
-_DESCRIBED = (*STEMS, *(name.partition(".")[0] for name in TORCH_MODELS))
 
 
 def is_described(source: Source, names: Collection[str], options: Options) -> bool:
     """Whether a configuration in the directory of `source`, which has these `names`, describes the output's tensors."""
     if source.reference or "map" in source.computed or any(is_set(name, options) for name in _NAMING):
         return False
-    is_model = holds_whole(names) and any(name.startswith(_DESCRIBED) for name in source.inputs)
-    if not is_model and source.family != DEEPSPEED:
+    if source.family != DEEPSPEED and not holds_whole(names):
         return False
     # One module of sentence-transformers is not what its configuration describes.
     files = companions_of(source, options.storage_options).files

@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from importlib import import_module
 
+from ckptconv.features.companions.deciding import is_directory
 from ckptconv.features.companions.directory import PARAMS, Row, places_of
 from ckptconv.features.model_checks import STEP, WEIGHTS
 from ckptconv.formats.model_files import SAFETENSORS
@@ -14,7 +15,6 @@ from ckptconv.formats.source import Source
 from ckptconv.outputs.targets import Target
 from ckptconv.plan import Input
 from ckptconv.storage.handles import HIDDEN
-from ckptconv.storage.location import Location
 from ckptconv.storage.paths import dirname, is_remote, join, resolved_name
 from ckptconv.structure.record import FILE_NAME
 from ckptconv.text import some
@@ -71,12 +71,6 @@ def reason_of(name: str, kind: str = "file") -> str:
 def of_folder(name: str) -> str:
     """Return why a folder is not copied."""
     return STEP if _STEP.fullmatch(name) else FOLDER
-
-
-def is_directory(source: Source, options: Mapping[str, object]) -> bool:
-    """Whether `source` is a directory. A store, with its `options`, is not asked about a file that was read."""
-    files = (read.file.path for read in source.inputs.values() if isinstance(read, Input))
-    return source.path not in files and Location(source.path, dict(options)).kind == "directory"
 
 
 def with_left(

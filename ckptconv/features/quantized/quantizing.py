@@ -194,7 +194,7 @@ def _loaders(name: str, cut: list[str]) -> str:
     but that vLLM joins with quantized ones."""
     loaders = LOADERS.get(name, "")
     if not loaders:
-        return "Whether transformers and vLLM load it was not tried."
+        return "Tested loaders: none; transformers and vLLM were not tried."
     others = re.split("[,;] vLLM", loaders)[0]
     if not cut or others == loaders:
         return f"Tested loaders: {loaders}."

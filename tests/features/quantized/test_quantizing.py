@@ -73,7 +73,7 @@ def test_weights_are_quantized_and_the_configuration_says_so(way: str, tmp_path:
     tried = (
         f"Tested loaders: {readers}."
         if readers != "not tried"
-        else "Whether transformers and vLLM load it was not tried."
+        else "Tested loaders: none; transformers and vLLM were not tried."
     )
     assert note.endswith(f" {tried}")
     told = json.loads((out / "config.json").read_text())
