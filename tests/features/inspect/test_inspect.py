@@ -780,7 +780,7 @@ def test_dtype_is_said_to_be_as_here(tmp_path: Path) -> None:
     ckptconv_here("inspect", tmp_path / "m.pt", "--dtype", "bf16").refused(2, "It is --as DTYPE here.")
 
 
-@pytest.mark.skipif(missing("order") is not None, reason="no feature names states that are stored by numbers")
+@pytest.mark.skipif(bool(missing("order")), reason="no feature names states that are stored by numbers")
 def test_options_of_conversions_are_named_with_their_command(tmp_path: Path) -> None:
     save_file({"a.weight": torch.ones(2)}, tmp_path / "model.safetensors")
     state = {"state": {0: {"exp_avg": torch.zeros(2)}}, "param_groups": [{"params": [0], "lr": 0.1}]}
