@@ -430,6 +430,8 @@ def _shaped(tensor: LazyTensor, part: Part) -> LazyTensor:
         last = tensor.shape[-1] * tensor.dtype.itemsize // dtype.itemsize
         elements = View(tensor, dtype, (*tensor.shape[:-1], last))
         return as_stored(elements) or elements
+    if part.cast not in ("", tensor.dtype.name):
+        return Convert(tensor, Cast(tensor.dtype.name, part.cast), DTYPES[part.cast])
     if part.flat:
         bytes_ = View(tensor, DTYPES["uint8"], (tensor.nbytes,))
         return as_stored(bytes_) or bytes_

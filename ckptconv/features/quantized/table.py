@@ -32,8 +32,8 @@ _POWERS = "float8_e8m0fnu uint8"
 class Part(NamedTuple):
     """A part: the names that it may have, its dtypes and its shape. `optional`: weights may lack it. `merged`: its last
     two dimensions are one in the shape; `flat`: it is bytes, whatever dtype they are stored as, in one dimension.
-    `seen`: the dtype that its bytes are elements of, whatever they are stored as. `tells`: it is read for sizes, and
-    has no numbers of the weight."""
+    `seen`: the dtype that its bytes are elements of, whatever they are stored as. `cast`: the dtype that its numbers
+    are rounded to first. `tells`: it is read for sizes, and has no numbers of the weight."""
 
     names: str
     dtypes: str
@@ -42,6 +42,7 @@ class Part(NamedTuple):
     merged: bool = False
     flat: bool = False
     seen: str = ""
+    cast: str = ""
     tells: Telling | None = None
 
 

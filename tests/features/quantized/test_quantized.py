@@ -646,6 +646,27 @@ def test_autorounds_fp8_has_scales_of_rows_in_one_dimension_or_one_scale(tmp_pat
     assert "'fmt'" in refused(model_directory(tmp_path / "e5m2", parts, of_other_codes), tmp_path)
 
 
+def test_autorounds_layer_rounds_scales_of_fp8_to_bfloat16_but_reads_no_weights_alone(tmp_path: Path) -> None:
+    alone = {key: word for key, word in AUTOROUND.items() if key != "packing_format"}
+    alone |= {"data_type": "fp", "bits": 8, "fmt": "e4m3"}
+    of_layer = {**alone, "packing_format": "auto_round:fp8_static"}
+    weight, rows, one = codes(4, 64), torch.rand(4) + 0.5, torch.rand(1) + 0.5
+    for size, scale in ((-1, rows), (0, one), (-1, rows.half())):
+        parts = {"w.weight": weight, "w.weight_scale": scale}
+        case = f"{size} {scale.dtype}"
+        source = model_directory(tmp_path / f"{case} of a layer", parts, {**of_layer, "group_size": size})
+        rounded = scale.bfloat16()[:, None]
+        made = weights(source, tmp_path / f"{case} rounded")
+        assert bits(made) == bits({"w.weight": weight.bfloat16() * rounded}), case
+        made = weights(source, tmp_path / f"{case} product", dtype="fp32")
+        assert bits(made) == bits({"w.weight": weight.float() * rounded.float()}), case
+        source = model_directory(tmp_path / f"{case} alone", parts, {**alone, "group_size": size})
+        made = weights(source, tmp_path / f"{case} as stored", dtype="fp32")
+        assert bits(made) == bits({"w.weight": weight.float() * scale[:, None].float()}), case
+    of_integers = model_directory(tmp_path / "of integers", parts, {**alone, "data_type": "int"})
+    assert "lacks 'packing_format'" in refused(of_integers, tmp_path)
+
+
 def test_autorounds_mxint4_are_quarters_with_a_sign(tmp_path: Path) -> None:
     """Two in a byte, the first in its low half; −0 stays."""
     parts = {"w.weight_packed": torch.arange(256, dtype=torch.uint8).reshape(8, 32)}

@@ -13,7 +13,7 @@ from typing import Any
 from ckptconv.features.quantized.configuration import Configuration
 from ckptconv.features.quantized.dialects import Dialect, awq
 from ckptconv.features.quantized.table import GPTQ, Format, Sizes
-from ckptconv.features.quantized.words import EVERYWHERE, NOT, idle, is_in
+from ckptconv.features.quantized.words import EVERYWHERE, NOT, Words, idle, is_in
 from ckptconv.storage.strict_json import OrNull
 
 METHODS = ("auto-round", "auto_round", "intel/auto-round")
@@ -38,11 +38,17 @@ _WORDS = {
         nsamples dataset low_gpu_mem_usage low_cpu_mem_usage quant_lm_head static_kv_dtype static_attention_dtype
         """
     ),
-    "packing_format": frozenset((*_BITS, FLOATS, FP8_STATIC)),
     "bits": range(2, 9),
     "group_size": _GROUP,
     "extra_config?": OrNull({str: {**_SCHEME, "bits?": range(2, 33), "group_size?": _GROUP}}),
 }
+_PACKINGS = frozenset((*_BITS, FLOATS, FP8_STATIC))
+
+
+def _words(config: Mapping[str, Any]) -> Words:
+    """Return what a configuration may say: FP8 of weights alone is written without a packing."""
+    is_fp8 = (config.get("data_type"), config.get("bits")) == ("fp", 8)
+    return {**_WORDS, "packing_format?" if is_fp8 else "packing_format": _PACKINGS}
 
 
 def scheme_of(config: Configuration, name: str) -> Mapping[str, Any]:
@@ -71,4 +77,4 @@ _FORMATS = (
     Format("N K", "int", GPTQ, _of(_LATER), offset="offset", own=True),
     Format("N K", "awq", awq.PARTS, _of(_AWQ), own=True),
 )
-DIALECT = Dialect(_FORMATS, dict.fromkeys(METHODS, _WORDS))
+DIALECT = Dialect(_FORMATS, dict.fromkeys(METHODS, _words))
