@@ -7,7 +7,7 @@ from typing import Any
 from ckptconv.errors import MissingError, UnsupportedError, UsageError
 from ckptconv.features.dcp_output.fitting import checked_fit
 from ckptconv.features.optimizer_states.numbering import NAMED
-from ckptconv.features.optimizer_states.states import optimizers_alone
+from ckptconv.features.optimizer_states.states import check_not_optax, optimizers_alone
 from ckptconv.features.optimizer_states.training import weights_in, with_named
 from ckptconv.formats.detect import asked_orders, complete, open_source
 from ckptconv.formats.optimizers import entries, optimizers_in, subtree, weights_key
@@ -20,6 +20,7 @@ from ckptconv.storage.paths import basename, is_same, normalize
 _TORCHTUNE = frozenset({"epochs_run", "total_epochs"})
 _OF_TORCHTUNE = ".attn.q_proj."
 _PATHS = "Give the output of a conversion with --optimizer, or a checkpoint with optimizer states."
+_WEIGHTS_ALONE = "Leave out --states to write the weights alone."
 
 
 def with_states(source: Source, given_path: str, path: str, **settings: Any) -> Source:
@@ -32,6 +33,7 @@ def with_states(source: Source, given_path: str, path: str, **settings: Any) -> 
         source = complete(source, states=True, inert=settings.get("inert", False))
         if source.states() is None:
             raise _none(path)
+        check_not_optax(source.optimizer, path, _WEIGHTS_ALONE)
         return _without_optimizers(source, source.wanted.key)
     # The choice of the checkpoint, and the layout of the output, belong to the source.
     of_source: dict[str, Any] = {"family": "", "tag": "", "alone": False}
@@ -60,6 +62,7 @@ def with_states(source: Source, given_path: str, path: str, **settings: Any) -> 
     else:
         source = source._replace(notes=[*source.notes, *(note for note in donor.notes if note.startswith(NAMED))])
         source = checked_fit(source, optimizer, donor.path)
+    check_not_optax(optimizer, path, _WEIGHTS_ALONE)
     # The place of the states is known now.
     notes = [without_states(note) for note in source.notes if not note.endswith(f"{STATES_ARE_CONVERTED}.")]
     read = {f"{basename(donor.path)}/{name}": identity for name, identity in donor.inputs_of_all.items()}

@@ -22,6 +22,8 @@ _STATE, _GROUPS = "state", "param_groups"
 # Optimizers' names for their states.
 _STATES = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "step", "param", "fp32_param"})
 _LONGEST_NAME = 60
+# The entry of a group with the rest of optax's states, which Orbax saved as one tree for all parameters.
+_OF_OPTAX = "opt_state"
 # LBFGS has this state once, for all parameters in one row.
 _JOINED = "prev_flat_grad"
 # The running statistics of a normalization in torch, all together. They are buffers, not parameters.
@@ -218,6 +220,17 @@ def named(
         shown = some([*by_name[_STATE]])
         raise UnsupportedError(f"{where} has states of {shown}, but the model has no parameters with these names.")
     return by_name, numbering
+
+
+def check_not_optax(optimizer: Mapping[str, Any] | None, where: str, advice: str) -> None:
+    """Raise UnsupportedError, with `advice`, for states of optax, which optimizers of torch have under other names."""
+    if optimizer is not None and any(_OF_OPTAX in group for group in optimizer[_GROUPS]):
+        names = sorted({key for state in optimizer[_STATE].values() for key in state})
+        raise UnsupportedError(
+            f"{where} has optimizer states of optax, {some(names)}: optimizers of torch and DeepSpeed load states under "
+            "other names, and a step count for each parameter.",
+            advice,
+        )
 
 
 def is_by_number(optimizer: Mapping[str, Any]) -> bool:

@@ -205,6 +205,10 @@ def _notes(source: Source, key: str, fresh: bool, step: int, rest: int) -> tuple
             f"The universal checkpoint starts with zero moments at step 0{why}. The training run that loads it sets "
             "the optimizer's hyperparameters."
         )
+    elif source.of_states.step is None:
+        notes.append(
+            "The universal checkpoint has the optimizer's states, which count no steps: its step count starts at 0."
+        )
     else:
         notes.append(f"The universal checkpoint continues at step {step}, with the optimizer's moments.")
     if rest:

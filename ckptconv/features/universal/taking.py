@@ -8,7 +8,7 @@ from typing import Any
 
 from ckptconv.errors import CkptconvError, UnsupportedError
 from ckptconv.features.optimizer_states.numbering import ways
-from ckptconv.features.optimizer_states.states import is_numbered
+from ckptconv.features.optimizer_states.states import check_not_optax, is_numbered
 from ckptconv.features.optimizer_states.training import check_key, weights_in, with_states_beside
 from ckptconv.features.universal.options import UniversalOptions
 from ckptconv.formats.optimizers import optimizers_in, weights_key
@@ -52,6 +52,7 @@ def fitted(source: Source, options: Options, asked: str) -> Source:
         raise
     if optimizer is None:
         return source
+    check_not_optax(optimizer, source.path, FRESH)
     if is_numbered(optimizer, weights_in(source, key)):
         raise UnsupportedError(
             f"{source.path} numbers its optimizer's parameters, so the states cannot be matched to parameters.",

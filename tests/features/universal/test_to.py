@@ -69,3 +69,14 @@ def test_a_pointer_that_goes_back_or_to_another_series_is_named() -> None:
         warned = done(ckptconv_here(*convert(step, "--to", "universal"))).err
         assert (told in warned, "from now on" in warned) == (True, bool(told)), step
         assert Path("run/latest_universal").read_text() == Path(step).name
+
+
+def test_states_that_count_no_steps_are_not_said_to_continue_at_one() -> None:
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.named_parameters(), lr=0.1, momentum=0.9)
+    model(torch.ones(3)).sum().backward()
+    optimizer.step()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "t.pt")
+    report = done(ckptconv_here("convert", "t.pt", "u", "--to", "universal")).out
+    assert "which count no steps: its step count starts at 0" in report
+    assert "continues" not in report
