@@ -82,7 +82,7 @@ def marked(place: Location, source: Source, file: LoneFile | None, groups: Itera
     instead = kind.instead.format(shlex.quote(above.path or ".") if is_known else "DIRECTORY")
     if not kind.refused:
         return source._replace(warnings=[*source.warnings, f"{described} {instead}"])
-    error: CkptconvError = kind.error(described, f"{instead} {_HOW}")
+    error: CkptconvError = kind.error(described, f"{instead.removesuffix('.')}. {_HOW}")
     if place.kind == "directory" and not is_elsewhere:
         error = CorruptError(f"{described} {place} lacks the other files.", f"Copy or download them too. {_HOW}")
     return source._replace(weights_error=error, warnings=[*source.warnings, str(error)])

@@ -52,7 +52,7 @@ def test_one_file_of_many_is_not_a_model(family: str, tmp_path: Path) -> None:
     path = make(tmp_path)
     before = contents(tmp_path)
     run = ckptconv_here("convert", path, tmp_path / "o.safetensors", *QUIETLY)
-    run.refused(5, path, instead.format(path), "Or convert this file alone with --alone.")
+    run.refused(5, path, instead.format(path), ". Or convert this file alone with --alone.")
     assert contents(tmp_path) == before
     for command in looking():
         shown = done(ckptconv_here(command, path, "--json"))
