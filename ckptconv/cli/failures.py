@@ -118,8 +118,8 @@ def _no_command(word: str, group: Any) -> UsageError:
         path, meant = "ckptconv", [other]
     if instead := instead_of(word):
         return UsageError(f"No such command '{word}'.", instead)
-    hint = f"Did you mean {path} {meant[0]}?" if meant else f"Its commands are {', '.join(known)}. See {path} --help."
-    return UsageError(f"No such command '{word}'.", hint)
+    listed = f"The commands of {group.info_name} are {', '.join(known)}. See {path} --help."
+    return UsageError(f"No such command '{word}'.", f"Did you mean {path} {meant[0]}?" if meant else listed)
 
 
 def described(error: CkptconvError) -> Failure:

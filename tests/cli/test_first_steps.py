@@ -98,7 +98,7 @@ REFUSED: list[tuple[str, int, str]] = [
     ),
     # The command itself
     ("pt2safetensors --max_shard_siz 1 model.pt", 2, "Did you mean --max-shard-size?"),
-    ("transform model.pt", 2, "Its commands are convert, pt2safetensors, "),
+    ("transform model.pt", 2, "The commands of ckptconv are convert, pt2safetensors, "),
     ("--json", 2, "no option --json of ckptconv itself;ckptconv COMMAND --json"),
     ("-q inspect model.pt", 2, "no option -q of ckptconv itself;ckptconv COMMAND -q"),
     (

@@ -14,5 +14,6 @@ def test_a_slip_leads_to_the_command_that_is_like_it() -> None:
     run = ckptconv_here("maps", "shw")
     assert run.err == "ckptconv: No such command 'shw'. Did you mean ckptconv maps show?\n"
     assert ckptconv_here("maps", "list").err == "ckptconv: No such command 'list'. Did you mean ckptconv maps?\n"
+    ckptconv_here("maps", "lama").refused(2, "No such command 'lama'. The commands of maps are show, check.")
     run = ckptconv_here("maps", "show", "gemma")
     run.refused(2, "Did you mean litgpt-gemma, maxtext-gemma, megatron-gemma?")

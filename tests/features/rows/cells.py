@@ -76,7 +76,7 @@ USAGE = [("rows check a.pt b.pt --bucket-size x", "rows check", "a.pt"), ("rows"
 DIFFERING = [(wrong_table, ["rows", "check", *LAYOUT])]
 # Words that are refused with this exit code, and what is said.
 SAID = [
-    ("rows join", 2, "Its commands are split, pack, check."),
+    ("rows join", 2, "The commands of rows are split, pack, check."),
     ("rows --tensor t split", 2, "of ckptconv rows itself;ckptconv rows COMMAND --tensor"),
     ("rows split model.pt --jobs", 2, "'--jobs' requires an argument;See ckptconv rows split --help."),
     ("rows split a", 2, "rows split needs a TABLE and an OUTPUT"),

@@ -55,7 +55,7 @@ MEANT = {"check": "verify"}
 SAID = [
     ("verify a b c", 2, "Too many arguments: c.;Usage: ckptconv verify [OPTIONS] SOURCE [OUTPUT]"),
     ("verify model.pt notes/notes.txt", 2, "is not an output;ckptconv diff compares any two."),
-    ("transform model.pt", 2, "Its commands are ; verify"),
+    ("transform model.pt", 2, "The commands of ckptconv are ; verify"),
     ("verity", 2, "Did you mean ckptconv verify?"),
     ("verify '' out.safetensors", 2, "The input's name is empty.;not set?"),
     ("verify --jsn model.pt", 2, "Did you mean --json?"),
