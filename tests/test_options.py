@@ -147,6 +147,13 @@ def test_short_names_of_dtypes_are_their_names() -> None:
         assert Options(dtype=short).dtype == full
 
 
+def test_the_case_of_the_name_of_a_dtype_does_not_matter() -> None:
+    for written, full in {"BF16": "bfloat16", "Float32": "float32", "KEEP": "keep"}.items():
+        assert Options(dtype=written).dtype == full
+    with pytest.raises(UsageError, match="'FP8' is not a supported output dtype"):
+        Options(dtype="FP8")
+
+
 def test_torch_is_not_imported_to_know_its_dtypes() -> None:
     code = """
 import sys

@@ -153,7 +153,8 @@ def dtype_name(value: Any, called: str) -> str:
                 f"{called} {brief(value)} is not a dtype.", "Give the name of a dtype, or a dtype of torch."
             )
         text = text.removeprefix("torch.")
-    return SHORT_DTYPES.get(text, text)
+    name = SHORT_DTYPES.get(text.lower(), text.lower())
+    return name if name in DTYPES else text
 
 
 def _dtype(value: Any, called: str) -> str:
