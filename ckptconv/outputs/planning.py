@@ -129,7 +129,7 @@ def check_size(output: Output, options: Options) -> None:
     if size > most:
         raise UsageError(
             f"{output.target.path} would have {size} bytes of tensors, more than --max-shard-size allows ({most}).",
-            "Give a directory as OUTPUT, which can hold several files.",
+            "Give a directory of safetensors, which can be split, as OUTPUT. A file for torch.load is always one file.",
         )
 
 

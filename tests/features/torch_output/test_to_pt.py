@@ -68,6 +68,12 @@ def test_without_an_output_a_pt_file_is_beside_the_input() -> None:
     ckptconv_here("convert", "m.safetensors", "--to", "pt").refused(2, "m.pt exists")
 
 
+def test_a_file_for_torch_load_is_not_split() -> None:
+    for words in (("big.pt",), ("big", "--to", "pt")):
+        run = ckptconv_here("convert", "m.safetensors", *words, "--max-shard-size", "1B")
+        run.refused(2, "Give a directory of safetensors", "A file for torch.load is always one file.")
+
+
 def test_parts_and_plans_are_of_the_kind() -> None:
     assert "would" in done(ckptconv_here("convert", "m.safetensors", "x", "--to", "pt", "--dry-run")).out
     assert not Path("x").exists()
