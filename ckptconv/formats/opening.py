@@ -89,7 +89,7 @@ def fitted(
     if options.for_hub:
         from ckptconv.formats.training import model_alone
 
-        fitting = [model_alone(source, options.key) for source in fitting]
+        fitting = [model_alone(source, options) for source in fitting]
     for module in _needing(holds):
         fitting = [module.fitted(source, options, path) for source in fitting]
     for warned in opening(options.changing(), "warned"):

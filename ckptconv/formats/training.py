@@ -8,20 +8,21 @@ from typing import Any
 from ckptconv.errors import UsageError
 from ckptconv.formats.optimizers import subtree, weights_key
 from ckptconv.formats.source import Source, without_states
+from ckptconv.options.table import Options
 from ckptconv.structure import keymap
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import some
 
 
-def model_alone(source: Source, key: str = "") -> Source:
-    """Return `source` with the weights of its model alone: under `key`, in the place where training checkpoints have
+def model_alone(source: Source, options: Options) -> Source:
+    """Return `source` with the weights of its model alone: under the `key` of options, in the place where training checkpoints have
     them, or in the only state dict. "." is everything. A note says what is left out.
 
     Raise UsageError if there are several state dicts.
     """
     source = source._replace(notes=[without_states(note) for note in source.notes])
     tree = source.weights
-    if key or source.of_model or not source.structured or not isinstance(tree, Mapping):
+    if options.key or source.of_model or not source.structured or not isinstance(tree, Mapping):
         return source
     # There may be a million values, of few types.
     kinds = {kind for kind in {*map(type, tree.values())} if issubclass(kind, Mapping)}
@@ -38,7 +39,10 @@ def model_alone(source: Source, key: str = "") -> Source:
         )
     left = [str(name) for name in tree if name != chosen.partition(".")[0]]
     notes = [f"took {chosen}; left out: {some(left, len(left), str)}" if left else f"took {chosen}"]
-    return source._replace(weights=subtree(tree, chosen), stored=None, notes=[*source.notes, *notes])
+    alone = source._replace(weights=subtree(tree, chosen), stored=None)
+    if not (alone.hints or options.strip_prefix or options.rename):  # a prefix may be a wrapper's because of the key
+        notes += (hint for hint in source.hints if f"--key {chosen} " in hint)
+    return alone._replace(notes=[*source.notes, *notes])
 
 
 def _has_tensors(tree: Mapping[Any, Any]) -> bool:

@@ -106,6 +106,10 @@ def test_a_prefix_of_wrappers_is_told(place: Path) -> None:
     words = ("convert", "train.pt", "out.safetensors")
     assert f"{told}; --key state_dict --strip-prefix _orig_mod.module. removes it." in succeeding(*words).out
     assert told not in succeeding(*words, "--key", "state_dict", "--strip-prefix", "_orig_mod.module.").out
+    torch.save({"epoch": 1, "state_dict": {"model.a": torch.ones(2)}}, "light.ckpt")
+    published = ("convert", "light.ckpt", "hub", "--for-hub")
+    assert f"{told}; --key state_dict --strip-prefix model. removes it." in succeeding(*published).out
+    assert told not in succeeding(*published, "--strip-prefix", "model.").out
     for name in ("model.pt", "numbers.pt"):
         assert told not in succeeding("convert", name).out
 

@@ -259,7 +259,7 @@ def _again(
     average, any_family = heading["average"], options.replaced(family="")
     terms = [source if path is None else opened(path, any_family, key=options.key) for path in paths]
     if options.for_hub:
-        terms = [model_alone(term, options.key) for term in terms]
+        terms = [model_alone(term, options) for term in terms]
     own_index = paths.index(None)
     return steps.averaged(terms, own_index, average["weights"], average["over"], average.get("minus", False))
 

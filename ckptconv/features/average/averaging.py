@@ -78,7 +78,7 @@ def average(
     with no_garbage():
         terms = [opened(path, chosen, key=chosen.key) for path in ([*paths, minus] if minus else paths)]
         if chosen.for_hub:
-            terms = [model_alone(term, chosen.key) for term in terms]
+            terms = [model_alone(term, chosen) for term in terms]
         source = averaged(terms, len(paths) - 1, weights, over, bool(minus))
     return convert(
         source,

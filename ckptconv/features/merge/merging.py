@@ -59,7 +59,7 @@ def merge(
     chosen = Options(**further)
     with no_garbage():
         source = opened(base, chosen, key=chosen.key)
-        source = model_alone(source, chosen.key) if chosen.for_hub else source
+        source = model_alone(source, chosen) if chosen.for_hub else source
         read = read_adapters(listed(adapters, "No adapter was given to merge."), chosen.opening(), name)
         source = merging(source, read, chosen.storage_options)
     return convert(
