@@ -15,8 +15,8 @@ from ckptconv.text import some
 
 
 def model_alone(source: Source, options: Options) -> Source:
-    """Return `source` with the weights of its model alone: under the `key` of options, in the place where training checkpoints have
-    them, or in the only state dict. "." is everything. A note says what is left out.
+    """Return `source` with the weights of its model alone: under the options' key, in the place where training
+    checkpoints have them, or in the only state dict. "." is everything. A note says what is left out.
 
     Raise UsageError if there are several state dicts.
     """
