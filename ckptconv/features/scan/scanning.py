@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 # The beginning of git-lfs's pointer to a file.
 _LFS = b"version https://git-lfs"
+_TO_A_FILE = "Write it to a file, and scan that."
 
 
 @checked(SCANNING)
@@ -58,7 +59,7 @@ def scan(
 
     Pickles and descriptions are read, no tensor data, and nothing is run.
 
-    Raise UsageError for a path that does not exist. A file that cannot be read is a verdict, not an error.
+    Raise UsageError for a path that does not exist, or is a pipe or a device. A file that cannot be read is a verdict, not an error.
 
     Examples:
         >>> found = ckptconv.scan("model.pt")
@@ -68,13 +69,16 @@ def scan(
     stores = filled(SCANNING, options)["storage_options"]
     given_paths = listed(paths, "No path was given to scan.")
     if "-" in given_paths:
-        raise UsageError("scan reads no standard input.", "Write it to a file, and scan that.")
+        raise UsageError("scan reads no standard input.", _TO_A_FILE)
     started = time.monotonic()
     report = ScanReport("safe", [], {})
     places = [Location(pinned(path, dict(stores)), dict(stores)) for path in given_paths]
     missing = next((place for place in places if place.kind == "missing"), None)
     if missing:
         raise MissingError(f"{missing} does not exist.", nearby(missing))
+    pipe = next((place for place in places if place.kind not in ("file", "directory")), None)
+    if pipe:
+        raise UsageError(f"{pipe} is neither a file nor a directory, and scan reads no pipes or devices.", _TO_A_FILE)
     seen: set[str] = set()
     with refusing_attacks():
         named = {place.path for place in places}
@@ -104,10 +108,7 @@ def _files_in(place: Location, roots: Collection[str], report: ScanReport) -> It
         current = stack.pop()
         try:
             if current.kind != "directory":
-                if current.kind == "file":
-                    yield current
-                else:
-                    report.skipped += 1
+                yield current
                 continue
             names = current.names
         except CkptconvError as error:

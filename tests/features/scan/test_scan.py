@@ -666,8 +666,13 @@ def test_a_scan_of_nothing_says_that_nothing_was_judged(tmp_path: Path) -> None:
     assert ckptconv_here("scan", tmp_path).err == ""
 
 
-def test_what_cannot_be_scanned_is_said() -> None:
+def test_what_cannot_be_scanned_is_said(tmp_path: Path) -> None:
     ckptconv_here("scan", "-").refused(2, "scan reads no standard input", "Write it to a file")
+    os.mkfifo(tmp_path / "pipe")
+    for pipe in (tmp_path / "pipe", os.devnull):
+        named = ckptconv_here("scan", tmp_path, pipe)
+        named.refused(2, f"{pipe} is neither a file nor a directory", "Write it to a file, and scan that.")
+    assert ckptconv.scan(tmp_path).skipped == 1
     ckptconv_here("scan", "s3:/bucket/x.pt").refused(2, "does not exist", "Did you mean s3://bucket/x.pt?")
 
 
