@@ -93,7 +93,10 @@ def filesystem(url: str, options: Options | None = None) -> tuple[Any, str]:
     import fsspec
 
     for link in url.split("::"):
-        stores.at(link)
+        bucket = stores.at(link).bucket
+        scheme, _, path = link.partition("://")
+        if bucket and not path.partition("/")[0]:
+            raise UsageError(f"{url} names no {bucket}.", f"Give its name after {scheme}://.")
     try:
         fs, inner = fsspec.core.url_to_fs(url, **(options or {}))
     except ImportError as error:

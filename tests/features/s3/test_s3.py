@@ -51,6 +51,11 @@ class TestS3(ServedSuite):
     def place(self, s3: S3) -> OnS3:
         return OnS3(s3)
 
+    @pytest.mark.parametrize("url", ["s3://", "s3:///out.safetensors"])
+    def test_a_url_without_a_bucket_is_told_from_missing_credentials(self, url: str, model: Path) -> None:
+        with pytest.raises(UsageError, match=f"{url} names no bucket.*Give its name after s3://"):
+            convert(model, url)
+
     def test_a_bucket_that_is_not_there_is_named(self, s3: S3, model: Path) -> None:
         with pytest.raises(FailedError, match=r"no-such-bucket.*bucket"):
             convert(model, "s3://no-such-bucket/out.safetensors", storage_options=s3.options)
