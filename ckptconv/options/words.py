@@ -47,7 +47,8 @@ WORDS = {
     "--token --hf-token --use-auth-token": "Set HF_TOKEN, or run: hf auth login.",
     "--skip-existing --if-needed --no-overwrite": "--no-clobber refuses to replace one; make skips it: --depfile.",
     "--resume --continue": "The same command continues an interrupted run.",
-    "--tp --tensor-parallel-size --tp-size --target-tp --pp --pipeline-parallel-size --ep --world-size": (
+    "--tp --tensor-parallel-size --tp-size --target-tp --pp --pipeline-parallel-size --ep --world-size "
+    "--target-tensor-parallel-size --target-pipeline-parallel-size": (
         "Outputs are not cut by rank: programs cut whole files as they load them."
     ),
     "--no-optimizer --model-only --only-model --only-weights": "Optimizer states are written only by --optimizer PATH.",

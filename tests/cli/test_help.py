@@ -217,6 +217,8 @@ def test_options_of_other_programs_are_said_what_they_are_here() -> None:
         "-d": "Name OUTPUT after INPUT.",
         "--safe": "ckptconv runs no code from files",
         "--pp": "Outputs are not cut by rank",
+        "--target-tensor-parallel-size": "Outputs are not cut by rank",
+        "--target-pipeline-parallel-size": "Outputs are not cut by rank",
         "--model-only": "Optimizer states are written only by --optimizer",
         "--delete": "Inputs are never changed or removed.",
         "--filter": "Use --include GLOB.",
