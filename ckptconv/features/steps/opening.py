@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-from ckptconv.errors import CkptconvError, CorruptError
+from ckptconv.errors import AGAIN, CkptconvError, CorruptError
 from ckptconv.features.runs.run import run_at
 from ckptconv.features.runs.whole import Judged, judged, newest_good
 from ckptconv.formats.source import Source
@@ -39,7 +39,8 @@ def advise(error: CkptconvError, path: str, options: Mapping[str, Any]) -> None:
         last = newest_good(steps)
         if last is not None and last is not steps[-1]:
             good = f"The last good step of the run is {last.step.path}: --last-good takes it."
-            error.hint = f"{good} {error.hint}".rstrip()  # the other may end in a command
+            hint = error.hint.replace(AGAIN, f"Copy or download {steps[-1].step.path} again.")
+            error.hint = f"{good} {hint}".rstrip()  # the other may end in a command
 
 
 def _judged_at(path: str, reaching: Mapping[str, Any]) -> list[Judged]:

@@ -75,6 +75,7 @@ def test_convert_of_a_torn_run_says_which_step_is_the_last_good_one_and_last_goo
         found = ckptconv_here("convert", run, output)
         assert found.code != 0, name
         assert f"The last good step of the run is {good}: --last-good takes it." in found.err, found.err
+        assert "download it again" not in found.err, found.err
         done(ckptconv_here("convert", "--last-good", run, output))
         for key, tensor in load_file(output).items():
             assert torch.equal(tensor, state_of(20)[key.removeprefix("model.")]), name
