@@ -26,7 +26,7 @@ _OF_RANKS = "of ranks"
 STAYING = (
     Row(
         ".metadata *.distcp latest latest_universal *_model_states.pt *_optim_states.pt _CHECKPOINT_METADATA "
-        "commit_success.txt",
+        "commit_success.txt _sharding array_metadatas ocdbt.process_*",
         "",
         "weights",
         _OF_RANKS,
@@ -37,7 +37,7 @@ STAYING = (
     Row(
         "trainer_state.json training_args.bin optimizer*.pt optimizer*.bin scheduler*.pt scheduler.bin scaler.pt "
         "rng_state*.pth random_states_*.pkl *_results.json events.out.tfevents.* optim_*.pt extra_state_*.pt "
-        "fsdp_config.json run_config.yaml train_state.pt latest_*.txt",
+        "fsdp_config.json run_config.yaml optimizer train_state.pt latest_*.txt",
         "transformers, accelerate, Megatron-Bridge",
         "state of the training",
         _TRAINING,

@@ -84,8 +84,8 @@ def read(place: Location, wanted: Wanted) -> Source:
         if undecayed
         else []
     )
-    if wanted.states and "optimizer" in place.names:
-        notes.append(f"The states in {place.join('optimizer')} are not read.")
+    if "optimizer" in place.names:
+        notes.append(f"Not converted: the states in {place.join('optimizer')}, which are not read.")
     ranks = max(part.ranks for parts in parameters.values() for part in parts)
     return Source(
         format="nanotron",
