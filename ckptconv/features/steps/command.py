@@ -48,9 +48,9 @@ def steps(
 ) -> None:
     """Say which steps of a run are complete.
 
-    steps says of each step what it is, and whether it is complete: by its geometry, which is that the bytes of every
-    tensor are there, and by the markers that its trainer writes. The last line names the last good step. No tensor data
-    is read, unless --check or --stats asks for it. Exit code 4: the newest step is not good.
+    steps says of each step what it is, and whether it is complete. A step is complete if the bytes of every tensor are
+    there (its geometry), and its trainer's markers say so. The last line names the last good step. No tensor data is
+    read, unless --check or --stats asks for it. Exit code 4: the newest step is not good.
 
     \b
     Examples:

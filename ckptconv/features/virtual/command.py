@@ -34,7 +34,7 @@ def virtual(
 
     OUTPUT is a small file that records which bytes of SOURCE, with which casts, make up each file. Every command reads
     it like the files themselves, as long as SOURCE does not change. ckptconv convert SOURCE OUTPUT does the same, if
-    OUTPUT is called so.
+    OUTPUT ends in .virtual.json.
 
     \b
     Examples:
