@@ -214,7 +214,7 @@ def test_options_of_other_programs_are_said_what_they_are_here() -> None:
         "--outtype": "Use --dtype",
         "--push-to-hub": "hf://organization/model",
         "--token": "HF_TOKEN",
-        "-d": "Name OUTPUT after INPUT.",
+        "-d": "OUTPUT is named after INPUT.",
         "--safe": "ckptconv runs no code from files",
         "--pp": "Outputs are not cut by rank",
         "--target-tensor-parallel-size": "Outputs are not cut by rank",

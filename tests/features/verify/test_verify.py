@@ -983,7 +983,7 @@ def test_names_without_a_prefix_lead_to_the_option_of_the_conversion(tmp_path: P
         output = tmp_path / f"{source}.safetensors"
         done(ckptconv_here("convert", tmp_path / source, output, *option))
         run = ckptconv_here("verify", tmp_path / source, output)
-        run.refused(1, f"It has the names of a conversion with {' '.join(option)}. Give --for-hub, --key")
+        run.refused(1, f"It has the names of a conversion with {' '.join(option)}.", "give --for-hub, --key")
         done(ckptconv_here("verify", tmp_path / source, output, *option))
     save_file({"a": torch.ones(2), "c": torch.ones(2)}, tmp_path / "others.safetensors")
     run = ckptconv_here("verify", tmp_path / "flat.pt", tmp_path / "others.safetensors")
