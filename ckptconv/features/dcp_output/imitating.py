@@ -20,10 +20,10 @@ from ckptconv.storage.paths import normalize
 def like(source: Source, targets: Sequence[Target], options: Options) -> tuple[list[Target], Options]:
     """Return the targets with the layout of the checkpoint that they are to be like, and the options with its keys."""
     layout = read_layout(Location(normalize(options.fitting()["like"]), dict(options.storage_options)))
-    return [target._replace(layout=layout) for target in targets], _fitted(options, layout, source)
+    return [target._replace(layout=layout) for target in targets], fitted(options, layout, source)
 
 
-def _fitted(options: Options, layout: Layout, source: Source) -> Options:
+def fitted(options: Options, layout: Layout, source: Source) -> Options:
     """Return the options with the keys that a checkpoint of this layout has its weights and states under, if the user
     names none. A state that has such a key itself gets no other."""
     tensors = [layout.paths[key] for key in layout.shapes]

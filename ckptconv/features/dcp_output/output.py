@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ckptconv.errors import UsageError
-from ckptconv.features.dcp_output.contents import SHARDS, DcpContents, contents, file_plans
-from ckptconv.features.dcp_output.imitating import unlike
+from ckptconv.features.dcp_output.contents import DEFAULT_OPTIMIZER_KEY, SHARDS, DcpContents, contents, file_plans
+from ckptconv.features.dcp_output.imitating import fitted, unlike
+from ckptconv.features.dcp_output.layout import read_layout
+from ckptconv.features.dcp_output.options import GIVEN
 from ckptconv.features.optimizer_states.states import is_numbered
 from ckptconv.features.torch_files.refusing import shown
 from ckptconv.formats.optimizers import optimizers_in
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
-from ckptconv.outputs.kinds import is_set
+from ckptconv.outputs.kinds import flag, is_set
 from ckptconv.outputs.naming import tree_of
 from ckptconv.outputs.notices import Notices
 from ckptconv.outputs.planning import Output, output_of
 from ckptconv.outputs.targets import Target
 from ckptconv.plan import FilePlan
+from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote
 from ckptconv.text import some
 
@@ -44,7 +47,26 @@ def plan(source: Source, target: Target, options: Options) -> Output:
             f"The optimizer's states are numbered, as in {source.path}; FSDP2 needs names: --states {source.path} "
             "gives them, under the keys of --model-key and --optimizer-key."
         )
+    if options.states and source.family == "dcp" and not target.layout:
+        notes.extend(_moved(source, options))
     return planned._replace(notices=planned.notices._replace(notes=tuple(notes)))
+
+
+def _moved(source: Source, options: Options) -> list[str]:
+    """Return a note on the keys of weights and states in `source`, where the output has others by default."""
+    layout = read_layout(Location(source.path, dict(options.storage_options)))
+    given, own = GIVEN.of(options), GIVEN.of(fitted(options, layout, source))
+    keys = {"model_key": own.model_key} if own.model_key != given.model_key else {}
+    if not given.optimizer_key and own.optimizer_key not in ("", DEFAULT_OPTIMIZER_KEY):
+        keys["optimizer_key"] = own.optimizer_key
+    if not keys:
+        return []
+    words = " ".join(f"{flag(name)} {key}" for name, key in keys.items())
+    note = (
+        f"{source.path} has weights or states under other keys than the output: {some(keys.values(), form=str)}. "
+        f"{words} keeps them."
+    )
+    return [note]
 
 
 def _has_numbers(source: Source, options: Options, content: DcpContents) -> bool:

@@ -577,6 +577,14 @@ def test_what_accelerate_reads_beside_is_left_to_the_run_and_named(tmp_path: Pat
     assert any("--states" in note and "optimizer_0" in note for note in report.notes)
 
 
+def test_other_keys_than_those_of_the_input_are_named_with_the_options_that_keep_them(tmp_path: Path) -> None:
+    keys = ("--model-key", "app.model", "--optimizer-key", "app.optim")
+    step = made(NESTED, tmp_path / "step", "--states", NESTED, *keys)
+    words = ("convert", step, tmp_path / "out", "--to", "dcp", "--states", step, "--dry-run")
+    assert f"app.model, app.optim. {' '.join(keys)} keeps them." in done(ckptconv_here(*words)).out
+    assert "keeps them" not in done(ckptconv_here(*words, *keys)).out
+
+
 def test_states_are_written_without_weights(tmp_path: Path) -> None:
     states = made(NESTED, tmp_path / "out", "--model-key", "none", "--states", NESTED)
     assert_equal(loaded(states)["optimizer"]["state"], loaded(NESTED)["optim"]["state"])
