@@ -227,8 +227,8 @@ def check_not_optax(optimizer: Mapping[str, Any] | None, where: str, advice: str
     if optimizer is not None and any(_OF_OPTAX in group for group in optimizer[_GROUPS]):
         names = sorted({key for state in optimizer[_STATE].values() for key in state})
         raise UnsupportedError(
-            f"{where} has optimizer states of optax, {some(names)}: optimizers of torch and DeepSpeed load states under "
-            "other names, and a step count for each parameter.",
+            f"{where} has optimizer states of optax, {some(names)}: optimizers of torch and DeepSpeed load states "
+            "under other names, and a step count for each parameter.",
             advice,
         )
 

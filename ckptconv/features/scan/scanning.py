@@ -59,7 +59,8 @@ def scan(
 
     Pickles and descriptions are read, no tensor data, and nothing is run.
 
-    Raise UsageError for a path that does not exist, or is a pipe or a device. A file that cannot be read is a verdict, not an error.
+    Raise UsageError for a path that does not exist, or is a pipe or a device. A file that cannot be read is a verdict,
+    not an error.
 
     Examples:
         >>> found = ckptconv.scan("model.pt")
