@@ -24,14 +24,14 @@ class Cutting(Given):
         "use with --states.",
         metavar="KEY",
         group=NAMING,
-        fallback={"safetensors2dcp": ".; model in a torch_checkpointing step; or as --like says"},
+        fallback=".; model in a torch_checkpointing step; or as --like says",
     )
     optimizer_key: str = deciding(
         TEXT,
         "Store the optimizer states under KEY.",
         metavar="KEY",
         group=NAMING,
-        fallback={"safetensors2dcp": "optimizer, or as --like says"},
+        fallback="optimizer, or as --like says",
     )
     flat_optimizer: bool = deciding(
         FLAG,
