@@ -22,10 +22,10 @@ def checked_fit(source: Source, optimizer: Mapping[str, Any], path: str) -> Sour
     """Return `source` with a warning if states in `optimizer`, which was read from `path`, belong to none of its
     weights, or have other shapes. Raise UnsupportedError if none belongs to any, or a shape cannot be that of one."""
     states = optimizer["state"]
-    weights: dict[str, Any] = dict(weights_in(source, source.wanted.key))
-    weights |= {alias: weights[owner] for alias, owner in source.owners.items() if owner in weights}
     if source.wanted.key == "." or not states:
         return source  # names of a whole state have the keys above the weights
+    weights: dict[str, Any] = dict(weights_in(source, source.wanted.key))
+    weights |= {alias: weights[owner] for alias, owner in source.owners.items() if owner in weights}
     strangers = [name for name in states if name not in weights]
     if len(strangers) == len(states):
         raise UnsupportedError(
@@ -33,13 +33,12 @@ def checked_fit(source: Source, optimizer: Mapping[str, Any], path: str) -> Sour
             f"of these names, but {some(list(weights), 2)}.",
             _OTHERS,
         )
-    warnings = [
-        (
+    warnings = []
+    if strangers:
+        warnings.append(
             f"{count_of(len(strangers), 'parameter')} with optimizer states in {path} are no weights of {source.path}: "
             f"{some(strangers)}."
         )
-    ]
-    warnings = warnings if strangers else []
     if source.path != path and (others := list(_unlisted(source, optimizer, weights))):
         warnings.append(
             f"{path} lists no parameters called {some(others)}: these weights of {source.path} get no optimizer "
