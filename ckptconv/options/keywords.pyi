@@ -348,14 +348,14 @@ class _FindingTheModel(TypedDict, total=False):
 
     model_key: str | None
     """Store the weights under KEY, such as model; . is the top of the state dict; none leaves out the weights, for use
-    with --states."""
+    with --states. Default: .; model in a torch_checkpointing step; or as --like says."""
 
 
 class _FindingStates(TypedDict, total=False):
     """Convert, Distributed, Rows, Verify."""
 
     optimizer_key: str | None
-    """Store the optimizer states under KEY."""
+    """Store the optimizer states under KEY. Default: optimizer, or as --like says."""
 
     flat_optimizer: bool
     """Store each state and setting of a parameter under a key of its own, as torchtitan and
