@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.cli import signals
 from ckptconv.cli.options import run
-from ckptconv.errors import UsageError
+from ckptconv.errors import MissingError, UsageError
 from ckptconv.options.registered import EXECUTORS, names_of
 from ckptconv.options.table import COMMAND, OPTIONS
 from ckptconv.process import of_feature
+from ckptconv.text import quoted
 
 if TYPE_CHECKING:
     from ckptconv.result import Report
@@ -21,7 +23,12 @@ def convert_one(command: str, family: str, source: str, target: str | None, opti
     """Convert one input, of any family if `family` is empty, and report it."""
     from ckptconv.conversion import convert
 
-    make(command, convert, source, target, {"family": family, **options})
+    try:
+        make(command, convert, source, target, {"family": family, **options})
+    except MissingError as error:
+        if not error.hint and target and os.path.exists(target):
+            error.hint = f"INPUT comes first: is it {quoted(target)}?"
+        raise
 
 
 def make(command: str, call: Callable[..., Report], source: Any, target: str | None, options: dict[str, Any]) -> None:

@@ -128,6 +128,15 @@ def test_an_output_that_cannot_be_written_is_refused_with_what_to_do(place: Path
         assert contents(place) == before, command
 
 
+def test_an_output_before_its_input_is_recognized(place: Path) -> None:
+    torch.save(NESTED, "a.pt")
+    before = contents(place)
+    said = refused(2, "convert", "new.safetensors", "a.pt")
+    assert "new.safetensors does not exist. Nothing was written. INPUT comes first: is it 'a.pt'?" in said
+    assert "INPUT comes first" not in refused(2, "convert", "missing.pt", "new.safetensors")
+    assert contents(place) == before
+
+
 def test_a_directory_of_several_checkpoints_is_said_to_hold_them(place: Path) -> None:
     (place / "in").mkdir()
     torch.save(NESTED, "in/a.pt")
