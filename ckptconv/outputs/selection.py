@@ -19,11 +19,15 @@ from ckptconv.text import LONGEST, some
 Rename: TypeAlias = "Callable[[Iterable[str], str, Sequence[str]], dict[str, str]]"
 
 
+class NoKeyError(UsageError):
+    """A checkpoint has nothing under a key."""
+
+
 def subtree(tree: Any, key: str, where: str) -> Any:
     """Return the part of `tree` under the dotted `key`, all for "."; if keys contain dots, each step matches the
     longest.
 
-    Raise UsageError, listing the keys there are, if nothing is under it.
+    Raise NoKeyError, listing the keys there are, if nothing is under it.
     """
     left, passed = "" if key == "." else key, ""
     while left:
@@ -33,7 +37,7 @@ def subtree(tree: Any, key: str, where: str) -> Any:
             at = f"under {passed!r} of {where}" if passed else f"at the top of {where}"
             from ckptconv.outputs.hints import candidates
 
-            raise UsageError(f"The key {left!r} does not exist {at}.", candidates(left, list(children)))
+            raise NoKeyError(f"The key {left!r} does not exist {at}.", candidates(left, list(children)))
         tree = children[match]
         passed = f"{passed}.{match}" if passed else match
         left = left[len(match) + 1 :]

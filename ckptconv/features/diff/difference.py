@@ -25,6 +25,7 @@ from ckptconv.outputs.hints import globs_like
 from ckptconv.outputs.notices import idle_sentences
 from ckptconv.outputs.pipeline import selected
 from ckptconv.outputs.selected import Selected
+from ckptconv.outputs.selection import NoKeyError
 from ckptconv.plan import MAX_GROWTH, ROOM_TO_GROW
 from ckptconv.process import no_garbage, peak_rss
 from ckptconv.result import Shown
@@ -347,19 +348,17 @@ def _sides(
 ) -> tuple[_Side, _Side]:
     """Return the tensors to compare of both checkpoints. If one alone has the key, as the source of a conversion does,
     the other is taken whole, with a warning, unless `is_one_key`."""
-    sides: list[_Side | UsageError] = []
+    sides: list[_Side | NoKeyError] = []
     for source in (source_a, source_b):
         try:
             sides.append(_side(source, options, optimizer))
-        except UsageError as error:
-            if not options.key or not error.message.startswith(f"The key {options.key!r} "):
-                raise
+        except NoKeyError as error:
             sides.append(error)
     a, b = sides
     if isinstance(a, _Side) and isinstance(b, _Side):
         return a, b
-    lacking = next(side for side in sides if isinstance(side, UsageError))
-    if is_one_key or (isinstance(a, UsageError) and isinstance(b, UsageError)):
+    lacking = next(side for side in sides if isinstance(side, NoKeyError))
+    if is_one_key or (isinstance(a, NoKeyError) and isinstance(b, NoKeyError)):
         raise lacking
     whole = options.replaced(key="")
     name, other = ("A", "B") if lacking is b else ("B", "A")

@@ -577,3 +577,7 @@ def test_a_key_that_one_side_lacks_is_that_of_the_other(tmp_path: Path) -> None:
         assert f"--key model compares this part of {has}." in run.out
         assert "--strip-prefix" not in run.out
     ckptconv_here("diff", *paths, "--key", "none").refused(2, "The key 'none'")
+    torch.save({"model": {"inner": weights}}, tmp_path / "a.pt")
+    torch.save({"model": weights}, tmp_path / "c.pt")
+    run = ckptconv_here("diff", tmp_path / "a.pt", tmp_path / "c.pt", "--key", "model.inner")
+    assert "--key model.inner was applied to A alone" in run.err
