@@ -24,8 +24,8 @@ from ckptconv.pickles.nodes import (
     Size,
     TorchConstant,
 )
-from ckptconv.pickles.vocabulary import Builder, Constructor, MalformedError, RefusedError, Vocabulary
-from ckptconv.tensors.dtypes import DTYPES, DType, is_differentiable, itemsize_of_components
+from ckptconv.pickles.vocabulary import Builder, Constructor, MalformedError, Vocabulary
+from ckptconv.tensors.dtypes import DType, is_differentiable, itemsize_of_components
 from ckptconv.tensors.lazy import LazyTensor, Stored, Tagged, TensorFacts
 from ckptconv.tensors.strides import MAX_BYTES, MAX_DIMS
 from ckptconv.text import brief
@@ -153,11 +153,6 @@ class Tensors:
         storage, offset, size, stride, requires_grad, _hooks, *metadata = args
         return self.view(storage, offset, size, stride, requires_grad, None, *metadata)
 
-    def rebuild_tensor_v3(self, args: tuple[Any, ...]) -> Any:
-        check_arguments(args, "_rebuild_tensor_v3", 7, 8)
-        storage, offset, size, stride, requires_grad, _hooks, dtype, *metadata = args
-        return self.view(storage, offset, size, stride, requires_grad, dtype_of(dtype), *metadata)
-
 
 def check_arguments(args: tuple[Any, ...], name: str, *counts: int) -> None:
     """Raise MalformedError unless the number of arguments is one that some release of torch passes to `name`."""
@@ -173,14 +168,6 @@ def unknown(result: str, value: Any) -> Any:
     if type(value) is Opaque:
         return NotImplemented
     raise MalformedError(f"makes {result} of a value of type {type(value).__name__}")
-
-
-def dtype_of(value: Any) -> DType:
-    if type(value) is not TorchConstant or value.kind != "dtype":
-        raise MalformedError("has a tensor whose dtype is not a dtype")
-    if value.name not in DTYPES:
-        raise RefusedError(f"has a tensor of dtype torch.{value.name}, which is not known")
-    return DTYPES[value.name]
 
 
 KINDS = {
@@ -363,7 +350,7 @@ def vocabulary(storage: Callable[[Any], Any]) -> Vocabulary:
         **_REBUILDING,
         Global("torch._utils", "_rebuild_tensor"): tensors.rebuild_tensor,
         Global("torch._utils", "_rebuild_tensor_v2"): tensors.rebuild_tensor_v2,
-        Global("torch._utils", "_rebuild_tensor_v3"): tensors.rebuild_tensor_v3,
+        Global("torch._utils", "_rebuild_tensor_v3"): _later("unusual", "rebuild_tensor_v3", tensors),
         Global("torch._utils", "_rebuild_sparse_tensor"): _later("composites", "sparse"),
         Global("torch._utils", "_rebuild_sparse_csr_tensor"): _later("composites", "sparse"),
         Global("torch._utils", "_rebuild_nested_tensor"): _later("composites", "nested"),

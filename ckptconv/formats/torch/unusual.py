@@ -1,15 +1,15 @@
-"""Turns tensors that few pickles have into data: those of torch before 0.4, of devices without storages, and those that
-are lazily conjugated or negated."""
+"""Turns tensors that few pickles have into data: those of torch before 0.4, of devices without storages, of dtypes that
+have no class of storages, and those that are lazily conjugated or negated."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ckptconv.formats.torch.numpy_objects import from_numpy
-from ckptconv.formats.torch.objects import KINDS, Tensors, check_arguments, described, dtype_of, unknown
+from ckptconv.formats.torch.objects import KINDS, Tensors, check_arguments, described, unknown
 from ckptconv.formats.torch.storages import STORAGE_DTYPES, Storage
-from ckptconv.pickles.nodes import NumpyArray, Opaque
+from ckptconv.pickles.nodes import NumpyArray, Opaque, TorchConstant
 from ckptconv.pickles.vocabulary import MalformedError, RefusedError
+from ckptconv.tensors.dtypes import DTYPES, DType
 from ckptconv.tensors.lazy import Convert, LazyTensor, Tagged, TensorFacts
 from ckptconv.tensors.moves import Cast, Conjugate, Negate
 from ckptconv.text import brief
@@ -37,6 +37,21 @@ def resolved(tensor: LazyTensor, metadata: Any) -> LazyTensor:
             raise MalformedError(f"has a tensor of {dtype} with the neg flag")
         tensor = Convert(tensor, Negate(dtype.name), dtype)
     return tensor
+
+
+def rebuild_tensor_v3(tensors: Tensors, args: tuple[Any, ...]) -> Any:
+    """Take the arguments of _rebuild_tensor_v2, and the dtype, which the storage does not tell."""
+    check_arguments(args, "_rebuild_tensor_v3", 7, 8)
+    storage, offset, size, stride, requires_grad, _hooks, dtype, *metadata = args
+    return tensors.view(storage, offset, size, stride, requires_grad, _dtype_of(dtype), *metadata)
+
+
+def _dtype_of(value: Any) -> DType:
+    if type(value) is not TorchConstant or value.kind != "dtype":
+        raise MalformedError("has a tensor whose dtype is not a dtype")
+    if value.name not in DTYPES:
+        raise RefusedError(f"has a tensor of dtype torch.{value.name}, which is not known")
+    return DTYPES[value.name]
 
 
 def build_typed(tensors: Tensors, value: Opaque, state: Any) -> Any:
@@ -73,8 +88,11 @@ def rebuild_device_tensor(args: tuple[Any, ...]) -> Any:
     data, dtype, _device, requires_grad = args
     if type(requires_grad) is not bool:
         raise MalformedError("has a tensor whose requires_grad is not a bool")
-    target = dtype_of(dtype)
+    target = _dtype_of(dtype)
     if type(data) is NumpyArray:
+        # Rarer than the other tensors here.
+        from ckptconv.formats.torch.numpy_objects import from_numpy
+
         tensor = from_numpy(data)
     elif type(data) is Tagged:
         tensor = data.tensor
