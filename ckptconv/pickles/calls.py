@@ -12,7 +12,7 @@ from typing import Any
 
 from ckptconv.errors import CorruptError
 from ckptconv.pickles import watching
-from ckptconv.pickles.containers import BUILTINS, CONSTANTS, PYTHON, TAKES_ARGUMENTS, Constructors, Deques, Keys
+from ckptconv.pickles.containers import BUILTINS, CONSTANTS, PYTHON, TAKES_ARGUMENTS, Constructors, Keys
 from ckptconv.pickles.nodes import (
     CALL_DEPTH,
     Global,
@@ -65,8 +65,7 @@ class Calls:
         self.vocabulary = vocabulary
         self.limits = limits
         self.keys = Keys(limits, size)
-        self.deques = Deques(self.charge)
-        self.constructors = Constructors(self.keys, self.deques, self.charge)
+        self.constructors = Constructors(self.keys, self.charge)
         self.constants: dict[tuple[str, str], Any] = {**CONSTANTS, **vocabulary.constants}
         self.builders: Mapping[tuple[str, str], Builder] = vocabulary.builders
         self.enums = vocabulary.enums
@@ -311,7 +310,7 @@ class Calls:
         if type(target) is list:
             target.extend(items)
         elif type(target) is deque:
-            self.deques.extend(target, items)
+            self.constructors.others.deques.extend(target, items)
         elif type(target) is Opaque:
             target.appended.extend(items)
         else:

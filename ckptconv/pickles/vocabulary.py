@@ -104,3 +104,7 @@ class ExcessiveError(MalformedError):
 
 class RefusedError(MalformedError):
     """The pickle is valid, but cannot be read here."""
+
+
+def odd_call(name: str) -> OddError:
+    return OddError(f"calls {name} with arguments that no pickler writes")

@@ -26,8 +26,8 @@ from torch import _weights_only_unpickler as weights_only
 from ckptconv.errors import CkptconvError, CorruptError
 from ckptconv.formats.torch.objects import vocabulary
 from ckptconv.pickles import machine
-from ckptconv.pickles.containers import CONSTANTS, PYTHON, TAKES_ARGUMENTS, today
-from ckptconv.pickles.nodes import Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
+from ckptconv.pickles.containers import CONSTANTS, PYTHON, TAKES_ARGUMENTS
+from ckptconv.pickles.nodes import Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant, today
 
 # ------------------------------------------------------------------------------------------------------- references
 
