@@ -17,4 +17,4 @@ EXCEEDS = (
     "every release laid its files out otherwise, and partitions, experts, stages and tensor-parallel ranks are joined"
 )
 # What it builds on.
-NEEDS = ("optimizer_states",)
+NEEDS = ("optimizer_states", "regexes")

@@ -16,7 +16,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.features.deepspeed.partitions import TIED, Shape
 from ckptconv.features.deepspeed.weights import Weights
-from ckptconv.structure.regexes import ExpressionError, LimitsError, first_matches
+from ckptconv.features.regexes.regexes import ExpressionError, LimitsError, first_matches
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Concat, Convert, Equal, Inline, LazyTensor, Narrow, View
 from ckptconv.tensors.moves import Cast

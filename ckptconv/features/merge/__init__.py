@@ -8,5 +8,5 @@ from __future__ import annotations
 
 PAGES = ("merge.md",)
 # Features that it builds on: without them, it is gone too.
-NEEDS = ("companions", "configs", "factors", "sums")
+NEEDS = ("companions", "configs", "factors", "regexes", "sums")
 SCRIPTS = ("memory_names.py",)

@@ -14,6 +14,7 @@ from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError, Usage
 from ckptconv.features.companions import reading
 from ckptconv.features.configs import configs
 from ckptconv.features.merge.targets import Targets, read_targets
+from ckptconv.features.regexes.regexes import ExpressionError, LimitsError, first_matches
 from ckptconv.features.sums.sources import combined
 from ckptconv.formats.adapter_names import is_adapter, other_program
 from ckptconv.formats.detect import open_source
@@ -22,7 +23,6 @@ from ckptconv.options.table import CHANGING
 from ckptconv.outputs.computed import repeated
 from ckptconv.plan import Input
 from ckptconv.storage.location import Location
-from ckptconv.structure.regexes import ExpressionError, LimitsError, first_matches
 from ckptconv.text import brief, some
 
 # The prefix of the names of adapters' files among those of the source.

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ckptconv.errors import UnsupportedError
+from ckptconv.features.regexes.regexes import ExpressionError, LimitsError, first_matches
 from ckptconv.formats.source import ADAPTER_CONFIG
-from ckptconv.structure.regexes import ExpressionError, LimitsError, first_matches
 from ckptconv.text import some
 
 _INCLUDED, _EXCLUDED, _LAYERS, _STACKS = "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"

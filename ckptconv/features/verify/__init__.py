@@ -11,7 +11,7 @@ from __future__ import annotations
 
 PAGES = ()
 # What it builds on.
-NEEDS = ("pairs",)
+NEEDS = ("pairs", "regexes")
 # Advice about an output that does not agree with itself, and about a file that is not what it says.
 STALE = "It belongs to another version of these files; convert again."
 AGAIN = "The file was damaged or changed since it was written; convert again."

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ckptconv.errors import UsageError
+from ckptconv.features.regexes import regexes
 from ckptconv.outputs.renaming import collected
-from ckptconv.structure import regexes
 
 
 def renamed(names: Iterable[str], prefix: str, rules: Sequence[str], where: str) -> dict[str, str]:

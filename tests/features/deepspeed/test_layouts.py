@@ -42,9 +42,9 @@ from safetensors.torch import load_file
 from ckptconv.cli.registered import COMMANDS
 from ckptconv.conversion import convert
 from ckptconv.errors import CkptconvError, CorruptError, UnsafeError, UnsupportedError, UsageError
+from ckptconv.features.regexes import regexes
 from ckptconv.formats.detect import OtherFamilyError, open_source
 from ckptconv.outputs.kinds import FURTHER
-from ckptconv.structure import regexes
 
 
 def dense() -> Model:

@@ -31,6 +31,7 @@ from stores import FAR
 import ckptconv as library
 from ckptconv import convert
 from ckptconv.errors import CkptconvError, DifferenceError, FailedError, UnsupportedError, UsageError
+from ckptconv.features.regexes import regexes
 from ckptconv.features.verify import arithmetic
 from ckptconv.features.verify import evaluate as reference
 from ckptconv.features.verify.evaluate import Evaluator
@@ -38,7 +39,6 @@ from ckptconv.formats.detect import open_source
 from ckptconv.outputs.kinds import KINDS, NAMED, entry_of
 from ckptconv.storage.files import Readers
 from ckptconv.storage.reading import Reader
-from ckptconv.structure import regexes
 from ckptconv.tensors.computing import Bits, Join, Joined
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Concat, Convert, Inline, LazyTensor, Narrow, Partitioned, Picked, Stored, View, Zeros

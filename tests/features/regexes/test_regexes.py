@@ -8,8 +8,8 @@ import subprocess
 import pytest
 from effort import every
 
-from ckptconv.structure import regexes
-from ckptconv.structure.regexes import ExpressionError, LimitsError, first_matches
+from ckptconv.features.regexes import regexes
+from ckptconv.features.regexes.regexes import ExpressionError, LimitsError, first_matches
 
 # What Megatron-DeepSpeed and DeepSpeed's AutoTP write, and a name that each is meant for.
 WRITTEN = {
