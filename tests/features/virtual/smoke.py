@@ -6,10 +6,10 @@ from typing import Any
 
 
 def run(smoke: Any) -> None:
-    smoke.run("pt2safetensors", "model.pt", "written.safetensors")
+    smoke.run("pt2safetensors", "model.pt", "written.safetensors", *smoke.readable)
     smoke.run("virtual", "model.pt", "step.virtual.json")
-    smoke.run("convert", "step.virtual.json", "described.safetensors")
-    smoke.verify("step.virtual.json", "written.safetensors")
+    smoke.run("convert", "step.virtual.json", "described.safetensors", *smoke.readable)
+    smoke.verify("step.virtual.json", "written.safetensors", *smoke.readable)
     smoke.same("written.safetensors", "described.safetensors")
     if "Usage" not in smoke.run("virtual", "--help"):
         raise SystemExit("The help of virtual says nothing of its usage.")
