@@ -188,7 +188,7 @@ MUTANTS = [
     ),
     Mutant(
         "publish/present",
-        "        if claim.is_like(file_made_as(place, claim.made_as)):",
+        "        if _is_like(claim, file_made_as(place, claim.made_as)):",
         "        if True:",
         "tests/publish/test_replacing.py -k not_replaced",
     ),

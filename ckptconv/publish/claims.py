@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ckptconv.formats.source import Source
 from ckptconv.outputs.kinds import DIVIDED
-from ckptconv.outputs.targets import FORMS, directory_of, final_path, is_beside
+from ckptconv.outputs.targets import FORMS, final_path, is_beside
 from ckptconv.plan import FilePlan
 from ckptconv.storage.paths import dirname, resolved_name
-from ckptconv.text import LastWord, Proposed
+from ckptconv.text import Proposed
 
 if TYPE_CHECKING:
     from ckptconv.options.table import Options
@@ -51,20 +51,6 @@ class Claim(NamedTuple):
     def final(self, name: str) -> str:
         """Return the final path of one of its files."""
         return final_path(self.path, self.form, name)
-
-    def is_like(self, earlier: str) -> bool:
-        """Whether this output may replace a file of the kind `earlier`. A last word that is an output of another
-        command is an input; the manifest of rows does not say which command wrote them."""
-        is_last = isinstance(self.proposed, LastWord) and self.kind != "rows"
-        return earlier == self.made_as or (earlier == self.kind and not is_last)
-
-    def is_mixed_with(self, name: str) -> bool:
-        """Whether the file `name` in its directory is not replaced, and read together with the output."""
-        from ckptconv.formats.checkpoint_names import is_read_with_others
-
-        directory = directory_of(self.form)
-        is_own = directory is not None and directory.is_file(name)
-        return name not in self.names and (is_own or is_read_with_others(name))
 
     def permissions(self) -> list[str]:
         """Return the permissions of this claim, for the process that publishes what others have staged."""

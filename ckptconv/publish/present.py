@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ckptconv.errors import FailedError, UsageError
-from ckptconv.formats.checkpoint_names import is_of_checkpoint
+from ckptconv.formats.checkpoint_names import is_of_checkpoint, is_read_with_others
 from ckptconv.formats.registered import is_companion_name
 from ckptconv.formats.run_names import TREES, is_numbered
-from ckptconv.outputs.targets import MANIFEST, is_output_name, kind_of_directory, of_trees
+from ckptconv.outputs.targets import MANIFEST, directory_of, is_output_name, kind_of_directory, of_trees
 from ckptconv.publish.claims import NEW_NAME, Claim
 from ckptconv.publish.earlier import UNFINISHED, Directory, file_made_as
 from ckptconv.storage.handles import HIDDEN
@@ -72,7 +72,7 @@ class Present:
 
     def _check_file(self, claim: Claim, place: Location) -> None:
         check_clobber(self._options, claim.path)
-        if claim.is_like(file_made_as(place, claim.made_as)):
+        if _is_like(claim, file_made_as(place, claim.made_as)):
             return
         if self._is_as_planned(claim, claim.names[0], place):
             return
@@ -117,7 +117,7 @@ class Present:
         if (
             isinstance(claim.proposed, LastWord)
             and visible
-            and not any(claim.is_like(directory.made_as(name)) for name in visible)
+            and not any(_is_like(claim, directory.made_as(name)) for name in visible)
         ):
             raise taken_for_input(claim.path)
         if step := next((name for name in sorted(claim.read) if is_numbered(name)), ""):
@@ -134,7 +134,7 @@ class Present:
                 elif is_of_another_form or earlier.partition("/")[0] not in (claim.kind, UNFINISHED):
                     others.append(name)
         if claim.overwrite:
-            foreign, others = [*filter(claim.is_mixed_with, [*foreign, *others])], []
+            foreign, others = [name for name in (*foreign, *others) if _is_mixed(claim, name)], []
         if foreign:
             raise _foreign(claim.path, foreign, claim.overwrite)
         if others:
@@ -153,7 +153,7 @@ class Present:
         foreign = [name for name in visible if is_of_checkpoint(directory.place, name)]
         foreign = [name for name in foreign if not self._made_as(claims[0], directory, name)]
         if claims[0].overwrite:
-            foreign = [*filter(claims[0].is_mixed_with, foreign)]
+            foreign = [name for name in foreign if _is_mixed(claims[0], name)]
         if foreign:
             raise _foreign(place.path, foreign, claims[0].overwrite)
 
@@ -166,6 +166,20 @@ class Present:
         if not earlier and name in claim.plans and self._is_as_planned(claim, name, directory.place.join(name)):
             return claim.made_as
         return earlier or (UNFINISHED if directory.is_being_made and name in claim.names else "")
+
+
+def _is_like(claim: Claim, earlier: str) -> bool:
+    """Whether the output of a claim may replace a file of the kind `earlier`. A last word that is an output of another
+    command is an input; the manifest of rows does not say which command wrote them."""
+    is_last = isinstance(claim.proposed, LastWord) and claim.kind != "rows"
+    return earlier == claim.made_as or (earlier == claim.kind and not is_last)
+
+
+def _is_mixed(claim: Claim, name: str) -> bool:
+    """Whether the file `name` in the directory of a claim is not replaced, and read together with the output."""
+    directory = directory_of(claim.form)
+    is_own = directory is not None and directory.is_file(name)
+    return name not in claim.names and (is_own or is_read_with_others(name))
 
 
 def check_clobber(options: Options, path: str) -> None:
