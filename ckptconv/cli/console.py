@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 # The version of all schemas in `schemas`: it changes when a field changes its meaning, or goes.
 VERSION = 1
-# The styles of an overview on a terminal.
-_STYLES = {"title": "bold", "name": "cyan", "dim": "dim", "good": "green", "warning": "yellow"}
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -73,21 +71,11 @@ class Printer:
             self._print(lines)
 
     def show(self, lines: Iterable[Line]) -> None:
-        """Print styled lines, unless quiet: in colours on a terminal that has them, else as plain text."""
-        if self.quiet:
-            return
-        from ckptconv.cli.terminal import coloured, has_colours
+        """Print styled lines, unless quiet."""
+        if not self.quiet:
+            from ckptconv.cli.terminal import styled  # of overviews, not of conversions
 
-        if not has_colours(sys.stdout):
-            self._print("".join(span.text for span in line) for line in lines)
-            return
-        from rich.text import Text
-
-        console = coloured(sys.stdout)
-        with console.capture() as captured:  # rich would end the program when the reader closes the pipe
-            for line in lines:
-                console.print(Text.assemble(*((printable(span.text), _STYLES.get(span.style, "")) for span in line)))
-        self._write(captured.get())
+            self._write(styled(lines))
 
     def print_json(self, ok: bool, fields: Mapping[str, Any]) -> None:
         """Print one object with the members that all have. Raises FailedError if that fails."""

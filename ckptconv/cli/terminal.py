@@ -8,13 +8,17 @@ import sys
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from typing import TextIO
 
     from rich.console import Console
 
+    from ckptconv.cli.lines import Line
+
 # The width of a stream that does not tell it.
 _USUAL = 80
+# The styles of an overview.
+_STYLES = {"title": "bold", "name": "cyan", "dim": "dim", "good": "green", "warning": "yellow"}
 
 
 def can_rewrite(stream: TextIO) -> bool:
@@ -63,3 +67,18 @@ def coloured(stream: TextIO) -> Console:
         emoji=False,
         soft_wrap=True,
     )
+
+
+def styled(lines: Iterable[Line]) -> str:
+    """Return styled lines as stdout shows them: in colours on a terminal that has them, else as plain text."""
+    from ckptconv.text import printable
+
+    if not has_colours(sys.stdout):
+        return "".join(f"{printable(''.join(span.text for span in line))}\n" for line in lines)
+    from rich.text import Text
+
+    console = coloured(sys.stdout)
+    with console.capture() as captured:  # rich would end the program when the reader closes the pipe
+        for line in lines:
+            console.print(Text.assemble(*((printable(span.text), _STYLES.get(span.style, "")) for span in line)))
+    return captured.get()
