@@ -14,7 +14,6 @@ from ckptconv.process import needed
 from ckptconv.publish.staging.base import FinishedFile, Staging
 from ckptconv.storage.files import Readers
 from ckptconv.storage.progress import Progress
-from ckptconv.tensors.lazy import packed
 from ckptconv.tensors.moves import File
 
 if TYPE_CHECKING:
@@ -112,5 +111,7 @@ def executing() -> Any:
 
 def packed_in(plans: Iterable[Plan]) -> Counter[File]:
     """Return the packed files that `plans` read, with the bytes of tensors that come from each."""
+    from ckptconv.storage.packed import packed  # few inputs are compressed
+
     parts = (part for plan in plans for file in plan.files for part in file.parts)
     return packed(part.tensor for part in parts if isinstance(part, (Data, Checked)))

@@ -1,4 +1,4 @@
-"""A reader of descriptions that keeps what it reads. Nothing else here holds bytes of a file."""
+"""Readers of bytes in memory: of descriptions, of which it keeps what it reads, and of bytes that are all there."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from ckptconv.errors import CorruptError
 from ckptconv.storage.reading import Reader
 from ckptconv.tensors.moves import File
 
@@ -60,6 +61,19 @@ class BufferedReader(Reader):
 
     def close(self) -> None:
         self._reader.close()
+
+
+class InMemory(Reader):
+    """Reads `data` as a file called `path`."""
+
+    def __init__(self, data: bytes, path: str) -> None:
+        self.file = File(path, len(data))
+        self._data = data
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        if offset + length > len(self._data):
+            raise CorruptError(f"{self.file.path} ends at byte {len(self._data)}, but should be longer.")
+        return self._data[offset : offset + length]
 
 
 class _Blocks:

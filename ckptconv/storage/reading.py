@@ -88,19 +88,6 @@ class Sources(Protocol):
     def reading(self, file: File) -> AbstractContextManager[Reader]: ...
 
 
-class InMemory(Reader):
-    """Reads `data` as a file called `path`."""
-
-    def __init__(self, data: bytes, path: str) -> None:
-        self.file = File(path, len(data))
-        self._data = data
-
-    def read_at(self, offset: int, length: int) -> bytes:
-        if offset + length > len(self._data):
-            raise CorruptError(f"{self.file.path} ends at byte {len(self._data)}, but should be longer.")
-        return self._data[offset : offset + length]
-
-
 def ends_early(path: str, end: int, wanted: int) -> CorruptError:
     return CorruptError(
         f"{path} ends at byte {end}, where {wanted} more bytes were expected: the file is truncated, or was truncated "

@@ -12,8 +12,7 @@ import bisect
 import functools
 import itertools
 import math
-from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterator
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
@@ -610,28 +609,6 @@ NO_FACTS = TensorFacts()
 def facts_of(tensor: LazyTensor) -> TensorFacts:
     """Return the facts that are known of a tensor."""
     return tensor.facts if isinstance(tensor, Tagged) else NO_FACTS
-
-
-def packed(tensors: Iterable[LazyTensor]) -> Counter[File]:
-    """Return the compressed files that `tensors` are read from, with the bytes of tensors that come from each."""
-    sizes: Counter[File] = Counter()
-    for tensor in tensors:
-        files = tensor.inputs()
-        if files and (files[0].packed or len(files) > 1):  # seldom
-            for part in _joined_parts(tensor):
-                sizes.update({file: part.nbytes for file in part.inputs() if file.packed})
-    return sizes
-
-
-def _joined_parts(tensor: LazyTensor) -> Iterator[LazyTensor]:
-    """Yield the stored tensors that a tensor is joined from."""
-    while isinstance(tensor, (Tagged, View, Convert)):
-        tensor = tensor.tensor
-    if not isinstance(tensor, Concat):
-        yield tensor
-        return
-    for part in tensor.parts:
-        yield from _joined_parts(part)
 
 
 def same_bytes(tensor: LazyTensor) -> Hashable:

@@ -28,10 +28,11 @@ from ckptconv.result import Report
 from ckptconv.storage.digests import hasher
 from ckptconv.storage.files import Readers, is_far, look
 from ckptconv.storage.location import Location
+from ckptconv.storage.packed import packed
 from ckptconv.storage.paths import is_remote, listed, normalize
 from ckptconv.storage.progress import Progress, counter, shown
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.lazy import LazyTensor, Stored, packed
+from ckptconv.tensors.lazy import LazyTensor, Stored
 from ckptconv.text import some
 
 if TYPE_CHECKING:

@@ -25,12 +25,13 @@ from ckptconv.options.table import Options
 from ckptconv.plan import Data
 from ckptconv.process import is_forkable, settled
 from ckptconv.storage.files import Readers, is_far
+from ckptconv.storage.packed import packed
 from ckptconv.storage.progress import Progress
 from ckptconv.storage.reading import Sources
 from ckptconv.storage.stores import reached
 from ckptconv.tensors.dtypes import DType
 from ckptconv.tensors.float_formats import numpy_module
-from ckptconv.tensors.lazy import LazyTensor, packed
+from ckptconv.tensors.lazy import LazyTensor
 
 # Bytes of both sides together that are compared at a time: the most, and the fewest, if memory is small, that are worth
 # a thread of its own. A thread has up to four times that in buffers.

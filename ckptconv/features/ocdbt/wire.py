@@ -10,7 +10,7 @@ from ckptconv.errors import CorruptError, LimitError, UnsupportedError, damaged
 from ckptconv.features.compressed.crc32c import crc32c
 from ckptconv.features.compressed.packing import CRC32C_SIZE, FRAME, check_crc32c
 from ckptconv.features.compressed.unpacking import content_of
-from ckptconv.storage.reading import InMemory
+from ckptconv.storage.buffered import InMemory
 from ckptconv.tensors.moves import File, Packed
 
 MANIFEST, NODE = 0x0CDB3A2A, 0x0CDB20DE

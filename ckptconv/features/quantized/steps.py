@@ -23,11 +23,12 @@ from ckptconv.features.reporting.quantized import Quantization, Steps
 from ckptconv.options.table import Options
 from ckptconv.plan import Data
 from ckptconv.storage.files import Readers
+from ckptconv.storage.packed import packed
 from ckptconv.tensors import kernels
 from ckptconv.tensors.computing import Axis, Tiled
 from ckptconv.tensors.dtypes import DTYPES, SUMMED, DType
 from ckptconv.tensors.float_formats import numpy_module
-from ckptconv.tensors.lazy import Concat, Convert, Inline, LazyTensor, Narrow, Picked, Tagged, View, Zeros, packed
+from ckptconv.tensors.lazy import Concat, Convert, Inline, LazyTensor, Narrow, Picked, Tagged, View, Zeros
 from ckptconv.tensors.moves import Cast
 from ckptconv.tensors.slices import Span, sliced
 

@@ -62,8 +62,9 @@ from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.refusing import refusing_attacks
 from ckptconv.pickles.vocabulary import ExcessiveError, Vocabulary
 from ckptconv.storage import LOCAL_SIGNATURE
+from ckptconv.storage.buffered import InMemory
 from ckptconv.storage.inside import leads_out
-from ckptconv.storage.reading import InMemory, Reader
+from ckptconv.storage.reading import Reader
 from ckptconv.storage.tar_header import is_tar
 from ckptconv.storage.zip_elsewhere import ends_as_zip
 from ckptconv.text import brief, some

@@ -21,11 +21,12 @@ from ckptconv.features.verify.provenance import Manifest
 from ckptconv.options.table import Options
 from ckptconv.process import settled
 from ckptconv.storage.files import Readers, is_far, is_read_far
+from ckptconv.storage.packed import packed
 from ckptconv.storage.paths import basename
 from ckptconv.storage.progress import Progress
 from ckptconv.storage.reading import Range
 from ckptconv.storage.stores import reached
-from ckptconv.tensors.lazy import LazyTensor, packed
+from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import quoted, some
 
 _SHOWN = 5

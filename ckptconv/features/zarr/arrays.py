@@ -16,7 +16,7 @@ from ckptconv.features.joining.chunks import ChunkTile, Shape, join
 from ckptconv.features.joining.values import Files, Store, Value
 from ckptconv.features.zarr import layouts
 from ckptconv.features.zarr.layouts import Layout
-from ckptconv.storage.reading import InMemory
+from ckptconv.storage.buffered import InMemory
 from ckptconv.tensors.lazy import Convert, Inline, LazyTensor, Picked, Stored, Zeros
 from ckptconv.tensors.moves import File, Packed, Swap
 from ckptconv.text import quoted

@@ -27,7 +27,7 @@ import ckptconv
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.registered import DESCRIBING
 from ckptconv.outputs.kinds import NAMED
-from ckptconv.tensors import lazy
+from ckptconv.storage import packed as packing
 
 DATA = Path(__file__).parent / "data"
 CASES = {path.name: json.loads((path / "case.json").read_text()) for path in sorted(DATA.iterdir())}
@@ -364,7 +364,7 @@ def test_each_chunk_is_expected_to_be_read_once(tmp_path: Path) -> None:
     """So that it is unpacked where it is wanted, and not to the temporary file."""
     place = writer.step(tmp_path / "step", {"w": np.random.default_rng(0).random((512, 512), np.float32)}, rows=64)
     model = open_source(place)
-    expected = lazy.packed([model.weights["w"]])
+    expected = packing.packed([model.weights["w"]])
     assert {file.size for file in expected} == {64 * 512 * 4}
     assert {*expected.values()} == {64 * 512 * 4}
 

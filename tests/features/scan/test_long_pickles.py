@@ -25,7 +25,7 @@ from ckptconv.features.scan import survey
 from ckptconv.features.scan.bounds import LONGEST
 from ckptconv.features.scan.contents import ScannedContents
 from ckptconv.pickles.refusing import refusing_attacks
-from ckptconv.storage.reading import InMemory
+from ckptconv.storage.buffered import InMemory
 
 # More bytes than are held of a pickle, as a value of it.
 _LENGTH = LONGEST + 5

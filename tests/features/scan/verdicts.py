@@ -5,7 +5,7 @@ from __future__ import annotations
 from ckptconv.features.scan.contents import ScannedContents
 from ckptconv.features.scan.report import counts
 from ckptconv.pickles.refusing import refusing_attacks
-from ckptconv.storage.reading import InMemory
+from ckptconv.storage.buffered import InMemory
 
 
 def found(data: bytes) -> set[str]:
