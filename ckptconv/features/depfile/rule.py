@@ -10,10 +10,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ckptconv.errors import UsageError
 from ckptconv.formats.registered import is_companion_name
-from ckptconv.formats.source import Source
+from ckptconv.formats.source import CONFIG, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.planning import Output
 from ckptconv.outputs.targets import named_inputs
+from ckptconv.plan import Input
 from ckptconv.publish.staging.local import LocalStaging
 from ckptconv.storage.paths import is_remote, normalize
 from ckptconv.storage.reading import Reader
@@ -51,9 +52,14 @@ def staged(
     path = normalize(path)
     if is_remote(path):
         raise UsageError(f"{path}: --depfile must be a local file.")
-    read = [file.path for file in inputs]
+    read = [*(file.path for file in inputs), *options.files()]
     for source in sources:
-        read.extend([*named_inputs(source), *source.pointers])
+        read.extend([*named_inputs(source), *source.pointers, *(file.path for file in source.companions.values())])
+        # Maps, casts and other kinds of output read it, also where they do not copy it.
+        directory = source.path if os.path.isdir(source.path) else os.path.dirname(source.path)
+        read.append(os.path.join(directory, CONFIG))
+    for output in outputs:
+        read.extend(content.file.path for content in output.inputs.values() if isinstance(content, Input))
     # make can check neither a pipe nor a remote file later.
     read = [os.path.normpath(name) for name in read if os.path.isfile(name)]
     text = os.fsencode(rule([_last_path(output) for output in outputs], read))

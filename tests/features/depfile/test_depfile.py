@@ -14,11 +14,13 @@ from checkpoints import ckptconv_here, done, torch_file
 from effort import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 from stores import FAR, PLACES
 
 import ckptconv
 from ckptconv.errors import UsageError
 from ckptconv.features.depfile.rule import escaped, rule
+from ckptconv.options.table import OPTIONS
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
 
@@ -124,6 +126,19 @@ def test_the_report_names_it_beside_the_manifest(tmp_path: Path) -> None:
     words = [source, output, "--manifest", tmp_path / "m.json", "--depfile", tmp_path / "m.d"]
     run = done(ckptconv_here("convert", *words, "--json")).json
     assert run["beside"] == {str(tmp_path / "m.json"): "--manifest", str(tmp_path / "m.d"): "--depfile"}
+
+
+@pytest.mark.skipif("copy_config" not in OPTIONS, reason="no small files of a model are copied")
+def test_small_files_of_a_model_are_prerequisites(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    save_file({"w": torch.ones(2)}, tmp_path / "in/model.safetensors")
+    for name, text in (("config.json", '{"model_type": "llama", "dtype": "float32"}'), ("tokenizer.json", "{}")):
+        (tmp_path / "in" / name).write_text(text)
+    for dtype in ("fp32", "bf16"):
+        ckptconv.convert(tmp_path / "in", tmp_path / "out", dtype=dtype, copy_config=True, depfile=tmp_path / "out.d")
+        head = (tmp_path / "out.d").read_text().replace(" \\\n", "").splitlines()[0]
+        read = {Path(name).name for name in head.partition(": ")[2].split()}
+        assert read == {"model.safetensors", "config.json", "tokenizer.json"}, dtype
 
 
 @FAR
