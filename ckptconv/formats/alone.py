@@ -55,7 +55,7 @@ class LoneKind(NamedTuple):
     is_one: Callable[[LoneFile], bool]
     up: int = 1
     refused: bool = True
-    error: type[UnsupportedError] = UnsupportedError
+    error: type[CkptconvError] = UnsupportedError
     lies: Callable[[Location], bool] = lambda place: True
     is_written: bool = False
 
@@ -82,8 +82,8 @@ def marked(place: Location, source: Source, file: LoneFile | None, groups: Itera
     instead = kind.instead.format(shlex.quote(above.path or ".") if is_known else "DIRECTORY")
     if not kind.refused:
         return source._replace(warnings=[*source.warnings, f"{described} {instead}"])
-    error: CkptconvError = kind.error(described, f"{instead.removesuffix('.')}. {_HOW}")
-    if place.kind == "directory" and not is_elsewhere:
+    error = kind.error(described, f"{instead.removesuffix('.')}. {_HOW}")
+    if place.kind == "directory" and not is_elsewhere and kind.error is not CorruptError:
         error = CorruptError(f"{described} {place} lacks the other files.", f"Copy or download them too. {_HOW}")
     return source._replace(weights_error=error, warnings=[*source.warnings, str(error)])
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ckptconv.formats.model_files import SAFETENSORS, TORCH
-from ckptconv.formats.source import Source
+from ckptconv.formats.model_files import SAFETENSORS, TORCH, TORCH_MODELS
+from ckptconv.formats.source import MODEL_KEYS, Source
 from ckptconv.storage.location import Location
+from ckptconv.storage.paths import basename
 
 # The depth to which a tree is searched for keys.
 _LEVELS = 6
@@ -24,13 +25,20 @@ class LoneFile(NamedTuple):
     @classmethod
     def of(cls, place: Location, source: Source) -> LoneFile | None:
         """Return the file that was read as `source`; None if there are several, a complete set, or no weights."""
-        is_alone = source.family in (TORCH, SAFETENSORS) and len(source.inputs) == 1 and not source.shards
+        is_set = any(basename(path) not in TORCH_MODELS for path in source.shards)
+        is_alone = source.family in (TORCH, SAFETENSORS) and len(source.inputs) == 1 and not is_set
         if not is_alone or source.weights_error:
             return None
         if place.kind == "directory":
             path = next(iter(source.files.records), "")
             place = place.at(path) if path else place.join(next(iter(source.inputs)))
         return cls(place, source.weights, source.metadata, source.pieces is not None)
+
+    @property
+    def parameters(self) -> Mapping[Any, Any]:
+        """The state dict of the model: the tree, or what is under the first of the keys of models in it."""
+        trees = [*map(self.get, MODEL_KEYS), self.tree, {}]
+        return next(tree for tree in trees if isinstance(tree, Mapping))
 
     def get(self, key: str) -> Any:
         return self.tree.get(key) if isinstance(self.tree, Mapping) else None

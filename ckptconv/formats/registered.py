@@ -64,18 +64,22 @@ class KnownFormat:
 
 class Lone(NamedTuple):
     """Kinds of files that are one of many: the module that has them as `LONE`. They are asked for a file whose path has
-    one of `words` (# is any digit), that has one of `keys` in its tree or its metadata, or `part` in any key."""
+    one of `words` (# is any digit), that has one of `keys` in its tree or its metadata, or `part` in any key; with
+    `hollow`, for one with a parameter of shape [0] too."""
 
     module: str
     words: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
     part: str = ""
+    hollow: bool = False
 
     def may_have(self, file: LoneFile) -> bool:
         """Whether a file may be of one of these kinds."""
         if has_one(file.place.path, self.words) or any(map(file.has, self.keys)):
             return True
-        return bool(self.part) and next(file.keys(self.part), None) is not None
+        values = file.parameters.values() if self.hollow else ()
+        is_hollow = any(getattr(value, "shape", None) == (0,) for value in values)
+        return is_hollow or (bool(self.part) and next(file.keys(self.part), None) is not None)
 
 
 # Families of checkpoints beside those of whole models; and what Megatron-core's are called.
@@ -122,6 +126,7 @@ LONE: tuple[Lone, ...] = (
     Lone("ckptconv.features.deltas.alone", (".safetensors",)),
     Lone("ckptconv.features.ranks.alone", RANKS, part="flat_param"),
     Lone("ckptconv.features.torch_checkpointing.alone", ("#.pt", "#.safetensors")),
+    Lone("ckptconv.features.deepspeed.placeholders", hollow=True),
 )
 # The feature that finds formats of other packages, which are asked last. `entries` in its folder has `installed`, which
 # yields them, `named`, the one of a family, and `suspects`: in words, those that may have caused a failure.

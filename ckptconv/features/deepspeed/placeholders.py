@@ -1,0 +1,41 @@
+"""Model files in which ZeRO-3 left placeholders for the weights.
+
+Source: DeepSpeed's runtime/zero/partition_parameters.py and runtime/engine.py.
+"""
+
+from __future__ import annotations
+
+from ckptconv.errors import CorruptError
+from ckptconv.formats.alone import LoneKind, listed
+from ckptconv.formats.lone_file import LoneFile
+from ckptconv.formats.run_names import LATEST, tags_in
+from ckptconv.storage.location import Location
+from ckptconv.tensors.lazy import LazyTensor
+
+
+def _has_placeholders(file: LoneFile) -> bool:
+    """Whether at least half of the weights have the shape of ZeRO-3's placeholders. Factors of LoRA, norms and other
+    parameters that are smaller than stage3_param_persistence_threshold are whole in such a file."""
+    shapes = [
+        value.shape
+        for name, value in file.parameters.items()
+        if isinstance(value, LazyTensor) and f".{name}".endswith(".weight") and ".lora_" not in name
+    ]
+    return bool(shapes) and 2 * shapes.count((0,)) >= len(shapes)
+
+
+def _is_in_checkpoint(place: Location) -> bool:
+    """Whether a file is in the directory of a DeepSpeed checkpoint."""
+    return LATEST in listed(place.parent) or bool(tags_in(place.parent))
+
+
+LONE = (
+    LoneKind(
+        "lacks its weights: at least half of them have the shape [0], as in the placeholder that ZeRO-3 saves without "
+        "stage3_gather_16bit_weights_on_model_save.",
+        "The weights are in the DeepSpeed checkpoint of that step. Give its directory: ckptconv zero-to-fp32 {} OUTPUT",
+        _has_placeholders,
+        error=CorruptError,
+        lies=_is_in_checkpoint,
+    ),
+)
