@@ -14,7 +14,7 @@ from ckptconv.formats.opening import opened
 from ckptconv.formats.training import model_alone
 from ckptconv.options.option import checked
 from ckptconv.options.table import Options
-from ckptconv.process import no_garbage
+from ckptconv.process import no_garbage, of_feature
 from ckptconv.publish.present import taken_for_input
 from ckptconv.result import Report
 from ckptconv.storage.files import look
@@ -46,10 +46,10 @@ def average(
 
     Each element is the sum, in float64 and in the given order, of the steps' elements times their `weights`, divided by
     the sum of the weights (default: 1 for each), and rounded once. With `ema`, a decay, each step counts by 1 - `ema`,
-    and the average of the steps before it by `ema`. With `minus`, a checkpoint, nothing is divided: the result is the
-    first step, plus the differences of the other steps from that checkpoint, by their weights; for one step, its
-    difference. Tensors without an average, such as integers, come from the last step, as do the structure record and
-    companions.
+    and the average of the steps before it by `ema`; the numbers of a run's steps must rise. With `minus`, a checkpoint,
+    nothing is divided: the result is the first step, plus the differences of the other steps from that checkpoint, by
+    their weights; for one step, its difference. Tensors without an average, such as integers, come from the last step,
+    as do the structure record and companions.
 
     `output` is safetensors, in one file or a directory, or a virtual checkpoint, or with `to` a checkpoint of
     torch.distributed.checkpoint. The other arguments are those of `convert`.
@@ -71,6 +71,8 @@ def average(
         raise UsageError(
             f"{stray} was read as a path, not as a weight.", "Give the weights in one word: --weights 1,1,2."
         )
+    if decay is not None and (runs := of_feature("average", "with_runs")):
+        runs.check_order(paths)
     chosen = Options(**further)
     if len(paths) == 1 and not _exists(paths[0], further):
         opened(paths[0], chosen)  # the error may say which names a pattern would match

@@ -56,7 +56,7 @@ def average(
       ckptconv average step-1000/ step-2000/ step-3000/ model/ --copy-config
       ckptconv average --key model a.pt b.pt c.pt model.safetensors
       ckptconv average --weights 1,1,2 a.pt b.pt checkpoints/ model.safetensors
-      ckptconv average --ema 0.9 step-*/ model/
+      ckptconv average --ema 0.9 step-80/ step-90/ step-100/ model/
       ckptconv average --weights 1,0.5 base/ tuned/ --minus base/ model/
     """
     from ckptconv.cli.making import make
