@@ -47,10 +47,15 @@ def is_read_with_others(name: str) -> bool:
     return bool(_ADAPTER.fullmatch(name)) or not (name.endswith(beside) or model_files.is_torch_index(name))
 
 
+def is_distributed(name: str) -> bool:
+    """Whether a file is one of torch.distributed.checkpoint, whose directories hold nothing else."""
+    return _DISTRIBUTED.fullmatch(name) is not None
+
+
 def _is_file_of_weights(name: str) -> bool:
     if _BESIDE.fullmatch(name):
         return False
     suffixes = (model_files.SUFFIX, model_files.INDEX, *DESCRIBING, *TORCH_SUFFIXES, *_OTHER_SUFFIXES)
     known = name.endswith(suffixes) or name in POINTERS or name == STEP_METADATA
-    known = known or any(pattern.fullmatch(name) for pattern in (_ADAPTER, _DISTRIBUTED))
+    known = known or is_distributed(name) or bool(_ADAPTER.fullmatch(name))
     return known or any(import_module(module).is_sign(name) for module in FOREIGN)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ckptconv.errors import FailedError, UsageError
-from ckptconv.formats.checkpoint_names import is_of_checkpoint, is_read_with_others
+from ckptconv.formats.checkpoint_names import is_distributed, is_of_checkpoint, is_read_with_others
 from ckptconv.formats.registered import is_companion_name
 from ckptconv.formats.run_names import TREES, is_numbered
 from ckptconv.outputs.targets import MANIFEST, directory_of, is_output_name, kind_of_directory, of_trees
@@ -126,7 +126,8 @@ class Present:
         # The feature that copies companions decides of them.
         for name in (name for name in visible if not is_companion_name(name)):
             is_written = name in claim.names or is_ours(name)
-            if is_written or not (claim.beside or name in claim.read or not is_of_checkpoint(directory.place, name)):
+            is_input = name in claim.read or (claim.beside and not is_distributed(name))
+            if is_written or (not is_input and is_of_checkpoint(directory.place, name)):
                 earlier = self._made_as(claim, directory, name)
                 is_of_another_form = is_output_name(name) and not is_ours(name)  # an adapter's beside a model's
                 if not earlier:
@@ -194,7 +195,7 @@ def _foreign(path: str, names: Sequence[str], overwrite: bool) -> UsageError:
         return UsageError(
             f"{path} holds {names[0]}, which --overwrite does not replace: programs would read it together with the "
             "output.",
-            "Remove it, or give a directory that does not exist yet.",
+            NEW_DIRECTORY,
         )
     return UsageError(
         f"{path} holds {some(names, 3, str)}, which ckptconv did not write: an output there would replace these files, "

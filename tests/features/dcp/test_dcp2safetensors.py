@@ -250,6 +250,17 @@ def test_the_metadata_stands_for_its_directory(tmp_path: Path) -> None:
     assert (tmp_path / "one.safetensors").read_bytes() == (tmp_path / "other.safetensors").read_bytes()
 
 
+@every("options", [(), ("--overwrite",), ("--dry-run",)])
+@every("name", [".", ".metadata"])
+def test_a_checkpoint_is_not_converted_into_its_own_directory(
+    name: str, options: tuple[str, ...], tmp_path: Path
+) -> None:
+    step = shutil.copytree(checkpoint_of("fsdp2_w2_nested"), tmp_path / "step-8")
+    before = {path.name: path.read_bytes() for path in step.iterdir()}
+    ckptconv_here("convert", step / name, step, *options).refused(2, f"{step} holds .metadata", "does not exist yet")
+    assert {path.name: path.read_bytes() for path in step.iterdir()} == before
+
+
 @every("command", ["dcp2safetensors", "pt2safetensors", *looking()])
 def test_a_single_file_of_it_is_explained(command: str, tmp_path: Path) -> None:
     outputs = () if command in looking() else (tmp_path / "out.safetensors",)
