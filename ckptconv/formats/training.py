@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckptconv.errors import UsageError
-from ckptconv.formats.optimizers import subtree, weights_key
+from ckptconv.formats.optimizers import is_optimizer, subtree, weights_key
 from ckptconv.formats.source import Source, without_states
 from ckptconv.options.table import Options
 from ckptconv.structure import keymap
@@ -18,7 +18,7 @@ def model_alone(source: Source, options: Options) -> Source:
     """Return `source` with the weights of its model alone: under the options' key, in the place where training
     checkpoints have them, or in the only state dict. "." is everything. A note says what is left out.
 
-    Raise UsageError if there are several state dicts.
+    Raise UsageError if there are several state dicts, or only that of an optimizer.
     """
     source = source._replace(notes=[without_states(note) for note in source.notes])
     tree = source.weights
@@ -36,6 +36,11 @@ def model_alone(source: Source, options: Options) -> Source:
         raise UsageError(
             f"{source.path} holds tensors under {some(nested)}, and it is not clear which are the model.",
             "Select the model with --key; . is everything.",
+        )
+    if any(map(is_optimizer, (tree, subtree(tree, chosen)))):
+        raise UsageError(
+            f"{source.path} holds the states of an optimizer, and no weights.",
+            "Give the checkpoint of the model; without --for-hub, the states are converted.",
         )
     left = [str(name) for name in tree if name != chosen.partition(".")[0]]
     notes = [f"took {chosen}; left out: {some(left, len(left), str)}" if left else f"took {chosen}"]

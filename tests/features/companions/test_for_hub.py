@@ -76,6 +76,16 @@ def test_of_several_state_dicts_one_is_to_be_named(place: Path) -> None:
     assert "generator.norm.weight" in load_file(place / "out" / "model.safetensors")
 
 
+@pytest.mark.parametrize("state", [training()["optimizer"], {"optimizer": training()["optimizer"], "step": 7}])
+def test_the_states_of_an_optimizer_are_no_model(state: dict[str, Any], place: Path) -> None:
+    source = torch_file(place, state)
+    with pytest.raises(UsageError, match="holds the states of an optimizer, and no weights"):
+        publish(source)
+    assert not (place / "out").exists()
+    # As the hint says, they are converted without the option.
+    assert ckptconv.convert(source, place / "out.safetensors").tensors == 1
+
+
 def test_a_record_and_a_manifest_of_an_earlier_output_go(place: Path) -> None:
     source = torch_file(place, training())
     ckptconv.convert(source, place / "out", copy_config=True)
