@@ -15,6 +15,7 @@ from ckptconv.cli.registered import COMMANDS
 from ckptconv.errors import UNWRITTEN, CorruptError, UsageError, leaving
 from ckptconv.options.registered import CARRIED_OUT, advise, missing, names_of, several
 from ckptconv.process import of_feature
+from ckptconv.storage.paths import is_remote
 from ckptconv.text import Proposed, some
 
 _MANY = "" if missing("output_dir") else "; with --output-dir, every argument is an input"
@@ -74,7 +75,7 @@ def convert_(
                 raise typer.Exit(of_feature(feature, "command").carry_out(words, options))
         second = words[1] if len(words) > 1 else None
         # A shell's pattern that matches two inputs, or a user who swaps INPUT and OUTPUT, gives a checkpoint here.
-        if second and os.path.isfile(second) and os.path.getsize(second):
+        if second and (is_remote(second) or (os.path.isfile(second) and os.path.getsize(second))):
             more = several(" If it is another input: {}.")
             second = Proposed(second, f"If it is OUTPUT, give it as -o {shlex.quote(second)}.{more}")
         output = destination(second, options)

@@ -198,8 +198,8 @@ def _foreign(path: str, names: Sequence[str], overwrite: bool) -> UsageError:
             NEW_DIRECTORY,
         )
     return UsageError(
-        f"{path} holds {some(names, 3, str)}, which ckptconv did not write: an output there would replace these files, "
-        "or be read together with them.",
+        f"{path} holds {some(names, 3, str)}, not recognised as an output of ckptconv: an output there would "
+        "replace these files, or be read together with them.",
         f"{NEW_DIRECTORY} --overwrite replaces files with the names of output files.",
     )
 

@@ -172,7 +172,7 @@ REASONS = (
     "ckptconv did not write",
     "read as another input",
     "would be read as one.",
-    "is not recognised as",
+    "not recognised as",
     "forbids",
     "contradict",
     "replace each other",
@@ -520,6 +520,7 @@ def test_on_a_store_too(world: Path) -> None:
         before = {name: store.cat(name) for name in store.find("/precious")}
         for words in (
             f"convert {place}/a.pt",
+            f"convert a.pt {place}/a.safetensors",
             f"convert a.pt {place}/hf",
             f"convert a.pt {place}/new.safetensors --manifest {place}/m.json",
             f"convert {place}/a.safetensors memory:///precious/../precious/a.safetensors --overwrite",
@@ -536,6 +537,11 @@ def test_on_a_store_too(world: Path) -> None:
                 done(run(words))
         now = {name: store.cat(name) for name in store.find("/precious")}
         assert before.items() <= now.items()
+        refused = "exists, and is not recognised as an earlier output"
+        assert f"-o {place}/a.safetensors." in run(f"convert a.pt {place}/a.safetensors").refused(2, refused)
+        for words in (f"-o {place}/a.safetensors", f"{place}/a.safetensors"):
+            done(run(f"convert a.pt {words}"))
+            assert store.cat("/precious/a.safetensors") == store.cat("/precious/x.safetensors")
         with pytest.raises(FailedError, match="--no-clobber"):
             convert("a.pt", f"{place}/new", clobber=False)
     finally:

@@ -295,7 +295,7 @@ def test_a_manifest_that_is_none_says_nothing(damage: bytes, source: Path, tmp_p
     (source / "config.json").write_bytes(b'{"new": 1}')
     for path in out.iterdir():
         os.removexattr(path, "user.ckptconv")
-    with pytest.raises(UsageError, match="ckptconv did not write"):
+    with pytest.raises(UsageError, match="not recognised as an output of ckptconv"):
         convert(source, out, copy_config=True)
     assert (out / "config.json").read_bytes() == BROUGHT["config.json"]
     assert (out / "LICENSE").read_bytes() == BROUGHT["LICENSE"]

@@ -641,11 +641,11 @@ def test_a_checkpoint_of_training_is_never_replaced(tmp_path: Path) -> None:
     there = Path(shutil.copytree(NESTED, tmp_path / "step-1"))
     before = contents(there)
     a_model(tmp_path / "m.safetensors")
-    ckptconv_here("safetensors2dcp", tmp_path / "m.safetensors", there).refused(2, "ckptconv did not write")
-    ckptconv_here("dcp2safetensors", there, there).refused(2, "ckptconv did not write")
+    ckptconv_here("safetensors2dcp", tmp_path / "m.safetensors", there).refused(2, "not recognised as an output")
+    ckptconv_here("dcp2safetensors", there, there).refused(2, "not recognised as an output")
     done(ckptconv_here("dcp2safetensors", there, tmp_path / "out"))
     shutil.copytree(tmp_path / "out", there, dirs_exist_ok=True)  # with a manifest of ours
-    ckptconv_here("safetensors2dcp", tmp_path / "m.safetensors", there).refused(2, "ckptconv did not write")
+    ckptconv_here("safetensors2dcp", tmp_path / "m.safetensors", there).refused(2, "not recognised as an output")
     assert contents(there).items() >= before.items()
 
 
