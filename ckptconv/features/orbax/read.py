@@ -94,18 +94,18 @@ class _Opened:
         documents = [*_documents(step, self.files)]
         is_alone = len(step.items) == 1 and not documents and next(iter(step.items)) in _ONLY
         self.leaves: list[Leaf] = []
-        self._stores: list[Store] = []
+        self._stores: list[tuple[Store, bool]] = []
         for at, (name, files) in enumerate(zip(step.items, self.files, strict=False)):
             data, texts = files.whole(tree.NAME, _MOST_TREE), files.whole(tree.STRINGS, _MOST_VALUE)
             where = str(files.place.join(tree.NAME))
-            item_leaves = tree.leaves_of(data or b"", texts, where, at, "" if is_alone else name)
+            item_leaves, has_all = tree.leaves_of(data or b"", texts, where, at, "" if is_alone else name)
             is_database = database.NAME in files.place.names
             store = database.Database(files) if is_database else Directories(files)
             odd = {*arrays.described(store)} - {leaf.name for leaf in item_leaves}
             if odd:
                 self.warnings.append(f"{where} does not name all arrays in its directory: {some(sorted(odd))}.")
             self.leaves += item_leaves
-            self._stores.append(store)
+            self._stores.append((store, has_all))
         self.leaves += documents
         # The keys of all containers with arrays.
         self._holding = {
@@ -161,10 +161,16 @@ class _Opened:
     def tree(self, leaves: Iterable[Leaf]) -> Any:
         """Return the tree with the arrays and values of these leaves; other leaves are None in it."""
         chosen = {(leaf.item, leaf.name): leaf.kind for leaf in leaves}
-        for at, store in enumerate(self._stores):
+        for at, (store, has_all) in enumerate(self._stores):
             kinds = {name: kind for (item, name), kind in chosen.items() if item == at and kind != VALUE}
             names = [name for name in kinds if (at, name) not in self._values]
-            for name, tensor in arrays.opened(store, self.files[at], names).items():
+            tensors, filled = arrays.opened(store, self.files[at], names, has_all=has_all)
+            if filled:
+                self.warnings.append(
+                    f"{self.files[at].place} has not all chunks: {some(filled, form=str)}. The others are read as "
+                    "zeros: Orbax did not store zeros in this step, and chunks that a copy lost look the same."
+                )
+            for name, tensor in tensors.items():
                 is_number = kinds[name] == SCALAR and not tensor.shape and tensor.dtype.name in CODES
                 self._values[at, name] = self._number(tensor, self.files[at]) if is_number else tensor
         pairs = ((leaf, self._values.get((leaf.item, leaf.name), leaf.value)) for leaf in self.leaves)

@@ -16,6 +16,8 @@ from ckptconv.storage import strict_json
 from ckptconv.text import quoted
 
 NAME, STRINGS = "_METADATA", "_strings.json"
+# Whether chunks of zeros are stored too: then Orbax restores no array that lacks one. Older releases do not record it.
+_HAS_ALL = "store_array_data_equal_to_fill_value"
 # Kinds of leaves: those with an array, numbers that are stored as an array, and all others.
 ARRAY, SCALAR, VALUE = "array", "scalar", "value"
 _INDEX, KEY = 1, 2
@@ -41,9 +43,9 @@ class Leaf(NamedTuple):
         return tuple(key for _, key in self.path)
 
 
-def leaves_of(data: bytes, texts: bytes | None, where: str, item: int, around: str) -> list[Leaf]:
-    """Return the leaves that the JSON `data` describes. `texts` are the texts among them, and `around` is the key of
-    the item among others, "" for none.
+def leaves_of(data: bytes, texts: bytes | None, where: str, item: int, around: str) -> tuple[list[Leaf], bool]:
+    """Return the leaves that the JSON `data` describes, and whether their arrays have all chunks, also those of zeros.
+    `texts` are the texts among them, and `around` is the key of the item among others, "" for none.
 
     Raise CorruptError if two arrays have one name, or if the description is not Orbax's.
     """
@@ -60,9 +62,10 @@ def leaves_of(data: bytes, texts: bytes | None, where: str, item: int, around: s
                     "that one has the values of the other.",
                     "Save it with keys that have no dots.",
                 )
+        has_all = strict_json.check(metadata.get(_HAS_ALL, False), bool, f"its {_HAS_ALL}")
     except ValueError as error:
         raise CorruptError(f"{where} is no description of a tree of Orbax: {error}.") from None
-    return [*known.values()]
+    return [*known.values()], has_all
 
 
 def _leaf(entry: Any, where: str, strings: Mapping[str, str], item: int, around: Path) -> Leaf:

@@ -6,7 +6,7 @@ import itertools
 import math
 import operator
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError, damaged
 from ckptconv.features.compressed.crc32c import crc32c
@@ -37,27 +37,47 @@ def described(store: Store) -> Iterator[str]:
             yield array
 
 
-def opened(store: Store, files: Files, names: Iterable[str]) -> dict[str, LazyTensor]:
-    """Return the arrays with these names.
+def opened(
+    store: Store, files: Files, names: Iterable[str], *, has_all: bool
+) -> tuple[dict[str, LazyTensor], list[str]]:
+    """Return the arrays with these names, and how many chunks are there of those that lack some. If the store `has_all`
+    chunks, also those of zeros, none may be missing.
 
-    Raise CorruptError if one is missing, or contradicts its description; UnsupportedError for one that is stored in an
-    unknown way.
+    Raise CorruptError if an array is missing, or contradicts its description; UnsupportedError for one that is stored
+    in an unknown way.
     """
     stored = {name: store.under(name) for name in names}
     layouts = _layouts(stored, files)
     values = {name: layout.by_cell(stored[name]) for name, layout in layouts.items()}
     indexed = [(layout, value) for name, layout in layouts.items() if layout.shards for value in values[name].values()]
     indices = iter(files.contents([_index(layout, value) for layout, value in indexed]))
-    tensors = {}
+    tensors, filled = {}, []
     for name, layout in layouts.items():
         chunks: dict[Shape, Value] = {}
         for cell, value in values[name].items():
             start = tuple(map(operator.mul, cell, layout.chunk))
             chunks.update(_inner(layout, value, next(indices), start) if layout.shards else [(start, value)])
+        if len(chunks) < (cells := math.prod(map(len, _steps(layout)))):
+            if has_all:
+                raise _lacking(name, layout, chunks, {layout.named(cell) for cell in values[name]})
+            filled.append(f"{len(chunks):,} of {cells:,} of {quoted(name)}")
         tensors[name] = _joined(layout, chunks)
     for file in {source.stored for tensor in tensors.values() for source in tensor.inputs()}:
         files.add(file)
-    return tensors
+    return tensors, filled
+
+
+def _steps(layout: Layout) -> list[range]:
+    """Return the first indices of an array's chunks, by axis."""
+    return [range(0, extent, step) for extent, step in zip(layout.shape, layout.inner, strict=True)]
+
+
+def _lacking(name: str, layout: Layout, chunks: Container[Shape], keys: Container[str]) -> CorruptError:
+    """Return the error for an array that lacks chunks of its own; `keys` are those that it has."""
+    start = next(start for start in itertools.product(*_steps(layout)) if start not in chunks)
+    key = layout.named(tuple(map(operator.floordiv, start, layout.chunk)))
+    inside = f", in its shard {name}/{key}" if key in keys else f": {name}/{key}"
+    return damaged(f"{layout.where} lacks the chunk of its elements from {list(start)} on{inside}.")
 
 
 def _layouts(stored: Mapping[str, Mapping[str, Value]], files: Files) -> dict[str, Layout]:
@@ -113,7 +133,7 @@ def _inner(layout: Layout, value: Value, index: bytes, start: Shape) -> Iterator
 
 def _joined(layout: Layout, stored: dict[Shape, Value]) -> LazyTensor:
     """Return an array, joined from its chunks by their first indices, out of `stored`. Missing chunks are filled."""
-    steps = [range(0, extent, step) for extent, step in zip(layout.shape, layout.inner, strict=True)]
+    steps = _steps(layout)
     cells = math.prod(map(len, steps))
     if len(stored) < cells and not layout.is_zero:
         raise UnsupportedError(f"{layout.where} has parts that are not stored, and a value for them that is not zero.")

@@ -278,6 +278,61 @@ def test_what_tensorstore_can_store_comes_out(way: str, inline: int, tmp_path: P
     shutil.rmtree(place)
 
 
+# What holds the chunk that is taken from an array of each case: a file or a key.
+LOST = {
+    "plain-zarr2": "b.kernel/2.0",
+    "plain-zarr3": "b.kernel/c/3/0",
+}
+
+
+@every("case", LOST)
+def test_a_step_that_stores_zeros_too_and_lacks_a_chunk_is_refused(case: str, tmp_path: Path) -> None:
+    place = Path(shutil.copytree(step_of(case), tmp_path / "step"))
+    (place / LOST[case]).unlink()
+    for command in (*looking(), "convert"):
+        output = [tmp_path / "out.safetensors"] * (command == "convert")
+        run = ckptconv_here(command, place, *output)
+        run.refused(4, "lacks the chunk of its elements from", f"on: {LOST[case]}.")
+    assert not (tmp_path / "out.safetensors").exists()
+
+
+KEY = "store_array_data_equal_to_fill_value"
+HALVES = [np.ascontiguousarray(ARRAY[:, at : at + 5]).tobytes() for at in (0, 5)]
+SHARD = of_arrays.sharding((12, 5), [of_arrays.LITTLE])
+# Arrays without their last chunk, and its place.
+LACKING = {
+    "zarr 2": ({"w/.zarray": of_arrays.zarray(ARRAY, (12, 5)), "w/0.0": HALVES[0]}, ": w/0.1"),
+    "zarr 3": (
+        {"w/zarr.json": of_arrays.zarr3(ARRAY, (12, 5), [of_arrays.LITTLE]), "w/c/0/0": HALVES[0]}, ": w/c/0/1"
+    ),
+    "shard": (
+        {"w/zarr.json": of_arrays.zarr3(ARRAY, (12, 10), [SHARD]), "w/c/0/0": of_arrays.shard([HALVES[0], None])},
+        ", in its shard w/c/0/0",
+    ),
+}  # fmt: skip
+
+
+@every("way", LACKING)
+def test_missing_chunks_are_zeros_with_a_warning_where_orbax_does_not_store_zeros(way: str, tmp_path: Path) -> None:
+    values, lost = LACKING[way]
+    place = stored(tmp_path / "step", values)
+    out = tmp_path / "out.safetensors"
+    filled = torch.from_numpy(np.where(np.arange(10) < 5, ARRAY, np.float32(0)))
+    for more in ({}, {KEY: False}):
+        (place / "_METADATA").write_text(writer.metadata(writer.entry("w"), **more))
+        assert "not all chunks: 1 of 2 of 'w'." in done(ckptconv_here("convert", place, out, *VERIFY)).err
+        assert torch.equal(load_file(out)["w"], filled)
+    (place / "_METADATA").write_text(writer.metadata(writer.entry("w"), **{KEY: True}))
+    ckptconv_here("convert", place, out).refused(4, f"lacks the chunk of its elements from [0, 5] on{lost}.")
+    (place / "_METADATA").write_text(writer.metadata(writer.entry("w"), **{KEY: "yes"}))
+    ckptconv_here("convert", place, out).refused(4, KEY)
+
+
+def test_nothing_is_said_where_all_chunks_are_there(tmp_path: Path) -> None:
+    run = done(ckptconv_here("convert", step_of("release-0.4.4-default"), tmp_path / "out.safetensors"))
+    assert "chunks" not in run.err
+
+
 BOOLS, COMPLEX = ARRAY % 3 == 0, (ARRAY + 1j * ARRAY[::-1]).astype("c8")
 
 

@@ -20,10 +20,10 @@ def entry(*keys: str | int, **value: Any) -> dict[str, Any]:
     }
 
 
-def metadata(*entries: Mapping[str, Any]) -> str:
+def metadata(*entries: Mapping[str, Any], **more: Any) -> str:
     """The text of _METADATA."""
     told = {repr(tuple(key["key"] for key in each["key_metadata"])): each for each in entries}
-    return json.dumps({"tree_metadata": told, "use_zarr3": False})
+    return json.dumps({"tree_metadata": told, "use_zarr3": False, **more})
 
 
 def step(place: Path, arrays: Mapping[str, np.ndarray[Any, Any]], *, compressed: bool = True, rows: int = 64) -> Path:

@@ -32,7 +32,7 @@ def stored(place: Path, values: Mapping[str, bytes]) -> Path:
 
 def array_in(place: Path, dtype: Any = "f4", name: str = "w") -> Any:
     files = Files(Location(str(place)))
-    tensor = arrays.opened(Directories(files), files, [name])[name]
+    tensor = arrays.opened(Directories(files), files, [name], has_all=False)[0][name]
     return np.frombuffer(first_bytes(tensor, tensor.nbytes, {})[0], dtype).reshape(tensor.shape)
 
 
