@@ -176,11 +176,13 @@ def safetensors_files(source: Source, target: Target, options: Options) -> _File
     config = None if of_states else source.config
     for module in copying("plan") if config is not None else ():
         config = module.configuration(source, chosen.change(source))
-    if config is not None or (not of_states and (options.for_hub or target.form == "directory")):
+    stem = ADAPTER if basename(target.path).startswith(ADAPTER) else target.stem
+    is_read = options.for_hub or target.form == "directory" or stem == ADAPTER
+    if config is not None or (not of_states and is_read):
         from ckptconv.outputs.truths import Weights, untrue
 
         before = [*chosen.first.known, *chosen.missing]
-        weights = Weights(before, chosen.first.names, kept, options.for_hub, target.stem, options.key)
+        weights = Weights(before, chosen.first.names, kept, options.for_hub, stem, options.key)
         warnings = (*warnings, *untrue(config, weights))
     idle, is_structured = chosen.idle(options), chosen.structured
     if of_states and options.dtype not in (None, "keep", source.defaults.dtype):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import fnmatch
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from ckptconv.errors import UsageError
@@ -18,8 +19,9 @@ _NEEDED = f"an {ADAPTER_CONFIG} with {KEYS} next to it"
 def untrue(config: Mapping[str, Any] | None, weights: Weights) -> Iterator[str]:
     """Yield a warning if factors in the form of a training are among the `weights`, which no program loads as a model.
     Also yield one if they are all that there is, under the names that PEFT loads, but in the file of a model. Raise
-    UsageError if they would be published.
+    UsageError if they would be published. Yield a warning if other tensors of the same adapter are left out.
     """
+    yield from _of_left_out(weights)
     # In the files that PEFT loads, names lack that of the adapter.
     every = _factors(weights.tensors)
     factors = {name: adapter for name, adapter in every.items() if adapter}
@@ -30,8 +32,8 @@ def untrue(config: Mapping[str, Any] | None, weights: Weights) -> Iterator[str]:
             f"The output is {count_of(len(every), 'factor')} of LoRA under the name of a model. No program loads these."
         )
         advice = (
-            f"Put the input into a directory with {ADAPTER_CONFIG}, which PEFT needs, and no config.json, and give "
-            "--for-hub or --copy-config: the output is then adapter_model.safetensors, which PEFT loads."
+            f"PEFT loads adapter_model.safetensors with an {ADAPTER_CONFIG} next to it: give OUTPUT that name, and "
+            "copy that configuration."
         )
         if weights.publishing:
             raise UsageError(fact, advice)
@@ -45,15 +47,44 @@ def untrue(config: Mapping[str, Any] | None, weights: Weights) -> Iterator[str]:
     )
     advice = (
         f"Merge them: ckptconv merge BASE INPUT OUTPUT. BASE is the model before the training; INPUT needs {_NEEDED}. "
-        f"For the adapter alone: --include '*lora_*' --rename '\\.{adapter}(?=\\.|$)=', with adapter_model.safetensors "
-        "as OUTPUT."
+        f"For the adapter alone: {_selecting(adapter, weights.before)}, with adapter_model.safetensors as OUTPUT."
         if others
         else "PEFT loads adapter_model.safetensors, in which names lack that of the adapter: give OUTPUT that name, "
-        f"and --rename '\\.{adapter}(?=\\.|$)='. PEFT needs {_NEEDED}."
+        f"and {_selecting(adapter, weights.before)}. PEFT needs {_NEEDED}."
     )
     if weights.publishing:
         raise UsageError(fact, advice)
     yield f"{fact} {advice}"
+
+
+def _of_left_out(weights: Weights) -> Iterator[str]:
+    """Yield a warning if the `weights` have the factors of an adapter, but not all of its other trained tensors."""
+    for adapter in dict.fromkeys(filter(None, _factors(weights.after).values())):
+        left = [name for name in _beside_factors(weights.before, adapter) if name not in weights.after]
+        if left:
+            yield (
+                f"The output lacks {count_of(len(left), 'tensor')} that the adapter {quoted(adapter)} has beside its "
+                f"factors, such as {quoted(left[0])}. PEFT saves them together: {_selecting(adapter, weights.before)}."
+            )
+
+
+def _selecting(adapter: str, names: Collection[str]) -> str:
+    """Return the options that select an adapter of a training, and rename its tensors to the names that PEFT loads."""
+    are_factors = len(_factors(names)) == len(names)
+    globs = [] if are_factors else ["*lora_*", *(glob for glob in _globs(adapter) if fnmatch.filter(names, glob))]
+    copied = r"(\.modules_to_save)?" if len(globs) > 1 else ""
+    return f"{''.join(f'--include {glob!r} ' for glob in globs)}--rename '{copied}\\.{adapter}(?=\\.|$)='"
+
+
+def _beside_factors(names: Iterable[str], adapter: str) -> list[str]:
+    """Return the `names` of other tensors that PEFT saves with the factors of an adapter."""
+    return [name for glob in _globs(adapter) for name in fnmatch.filter(names, glob)]
+
+
+def _globs(adapter: str) -> tuple[str, str]:
+    """Return globs of the names in a training of what an adapter has beside factors: copied modules, and rows of
+    tokens."""
+    return f"*.modules_to_save.{adapter}.*", f"*.trainable_tokens_delta.{adapter}"
 
 
 def _factors(names: Iterable[str]) -> dict[str, str | None]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -55,8 +57,15 @@ def test_an_adapter_alone_is_not_called_a_model_in_silence(place: Path) -> None:
     with pytest.raises(UsageError, match="2 factors of LoRA under the name of a model") as refused:
         convert(of_peft, "published", for_hub=True)
     # The advice works.
-    assert "Put the input into a directory with adapter_config.json" in refused.value.hint
+    assert "give OUTPUT that name, and copy that configuration" in refused.value.hint
     Path("adapter_config.json").write_text(json.dumps(CONFIG))
+    Path("advised").mkdir()
+    assert not convert(of_peft, "advised/adapter_model.safetensors").warnings
+    Path("advised/adapter_config.json").write_text(json.dumps(CONFIG))
+    save_file({"q.weight": torch.zeros(4, 3)}, "base.safetensors")
+    merge("base.safetensors", "advised", "merged.safetensors")
+    assert torch.equal(load_file("merged.safetensors")["q.weight"], torch.full((4, 3), 4.0))
+    # So does a directory that is PEFT's.
     assert not convert(of_peft, "published", for_hub=True).warnings
     assert {path.name for path in Path("published").iterdir()} == {"adapter_model.safetensors", "adapter_config.json"}
     assert verify(of_peft, "published", for_hub=True).tensors == 2
@@ -82,6 +91,47 @@ def test_an_adapter_alone_gets_the_advice_that_makes_it_one_of_peft(place: Path)
     save_file({"q.weight": torch.zeros(4, 3)}, "base.safetensors")
     merge("base.safetensors", "adapter", "merged.safetensors")
     assert torch.equal(load_file("merged.safetensors")["q.weight"], torch.full((4, 3), 4.0))
+
+
+BESIDE = {
+    f"{PREFIX}head.modules_to_save.default.weight": torch.full((2, 4), 5.0),
+    f"{PREFIX}head.original_module.weight": torch.zeros(2, 4),
+    f"{PREFIX}embed.token_adapter.trainable_tokens_delta.default": torch.full((1, 3), 6.0),
+    f"{PREFIX}embed.token_adapter.trainable_tokens_original.default": torch.zeros(1, 3),
+    f"{PREFIX}embed.token_adapter.base_layer.weight": torch.zeros(3, 3),
+}
+# As save_pretrained names them.
+SAVED = {
+    **{name.replace(".default", ""): factor for name, factor in FACTORS.items()},
+    f"{PREFIX}head.weight": torch.full((2, 4), 5.0),
+    f"{PREFIX}embed.token_adapter.trainable_tokens_delta": torch.full((1, 3), 6.0),
+}
+
+
+@pytest.mark.parametrize("include", [[], ["*lora_*"]])
+def test_the_advice_keeps_all_that_an_adapter_trained(include: list[str], place: Path) -> None:
+    source = checkpoint({**TRAINED, **BESIDE})
+    (*lacking, warning) = convert(source, "out", include=include).warnings
+    assert len(lacking) == len(include)
+    words = shlex.split(re.search(r"--include.*='", warning)[0])  # type: ignore[index]
+    chosen = [word for option, word in itertools.pairwise(words) if option == "--include"]
+    (rule,) = (word for option, word in itertools.pairwise(words) if option == "--rename")
+    Path("adapter").mkdir()
+    assert not convert(source, "adapter/adapter_model.safetensors", include=chosen, rename=[rule]).warnings
+    adapter = load_file("adapter/adapter_model.safetensors")
+    assert adapter.keys() == SAVED.keys()
+    assert all(torch.equal(adapter[name], tensor) for name, tensor in SAVED.items())
+
+
+def test_an_adapter_without_its_other_trained_tensors_is_warned_of(place: Path) -> None:
+    source = checkpoint({**TRAINED, **BESIDE})
+    rule = r"\.default(?=\.|$)="
+    (warning,) = convert(source, "adapter_model.safetensors", include=["*lora_*"], rename=[rule]).warnings
+    assert "The output lacks 2 tensors that the adapter 'default' has beside its factors" in warning
+    # Those of another adapter are not missed.
+    others = {name.replace(".default", ".reference"): tensor for name, tensor in BESIDE.items()}
+    source = checkpoint({**TRAINED, **others})
+    assert not convert(source, "adapter_model.safetensors", include=["*lora_*"], rename=[rule]).warnings
 
 
 @every(
