@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple
 
 from ckptconv.errors import UsageError
@@ -17,6 +18,8 @@ from ckptconv.text import count_of
 # The prefix of the names of the other checkpoints' files among those of the source.
 OF_OTHERS = "--average"
 _MOST_TERMS = 1000
+# The most checkpoints that a suggested command names.
+_FEW = 6
 
 
 class Average(NamedTuple):
@@ -93,9 +96,26 @@ def averaged(
     )
     combination = combined(terms[own_index], terms, inputs, average=average)
     counted = terms[:-1] if minus else terms
-    combination = combination._replace(warnings=[*combination.warnings, *repeated(counted)])
+    scaled = _scaled([term.path for term in terms], weights) if minus else ()
+    combination = combination._replace(warnings=[*combination.warnings, *repeated(counted), *scaled])
     formats = sum((Counter(term.quantized.formats) for term in terms if term.quantized), Counter[str]())
     return combination.computing(dequantize=combination.quantized and combination.quantized._replace(formats=formats))
+
+
+def _scaled(paths: Sequence[str], weights: Sequence[float]) -> Iterator[str]:
+    """Yield a warning if the first of several checkpoints is scaled, and is not the last of `paths`, from which the
+    differences are taken: the weights of differences may be meant."""
+    first, *others, base = paths
+    if not others or weights[0] == 1 or first == base:
+        return
+    words = " ".join(map(shlex.quote, (first, *others))) if len(paths) <= _FEW else "STEP..."
+    numbers = ",".join(f"{weight:g}" for weight in weights[:-1]) if len(paths) <= _FEW else "W,..."
+    quoted = shlex.quote(base)
+    yield (
+        f"The weight of {first}, the first STEP, scales the model itself: the result is {weights[0]:g} × {first} plus "
+        f"differences from {base}. For {base} plus differences alone, give it first: ckptconv average {quoted} {words} "
+        f"OUTPUT --minus {quoted} --weights 1,{numbers}"
+    )
 
 
 def _weighing(identity: Hashable, facts: tuple[Hashable, ...]) -> Hashable:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from cells import VERIFIED, offered, verified, verify, verifying
-from checkpoints import ZERO, ckptconv_here, contents
+from checkpoints import ZERO, ckptconv_here, contents, done
 from effort import examples
 from faults import other_fields
 from fsspec.implementations.memory import MemoryFileSystem
@@ -362,6 +363,22 @@ def test_a_difference_is_added_to_its_base_and_the_report_says_how_much_of_each_
     for name, tensor in model(1).items():
         if tensor.is_floating_point():
             torch.testing.assert_close(whole[name], tensor.float(), rtol=1e-2, atol=1e-2)
+
+
+def test_the_weight_of_a_difference_for_the_first_step_is_warned_of() -> None:
+    math_path, code, base = saved(*map(model, range(3)))
+    (warning,) = average([math_path, code], "scaled.safetensors", minus=base, weights=[0.75, 0.25]).warnings
+    assert f"the result is 0.75 × {math_path} plus differences from {base}" in warning
+    command = shlex.split(warning[warning.index("ckptconv average") :].replace("OUTPUT", "sum.safetensors"))
+    run = done(ckptconv_here(*command[1:], "--json"))
+    assert run.json["warnings"] == []
+    result, parts = load_file("sum.safetensors"), [model(seed) for seed in range(3)]
+    for name, tensor in parts[2].items():
+        if tensor.dtype == torch.float64:
+            total = tensor + 0.75 * (parts[0][name] - tensor) + 0.25 * (parts[1][name] - tensor)
+            torch.testing.assert_close(result[name], total)
+    # A first step of weight 1 is a model, with differences of others added.
+    assert not average([math_path, code], "sum.safetensors", minus=base, weights=[1, 0.25]).warnings
 
 
 def test_a_difference_is_no_average() -> None:
