@@ -47,7 +47,7 @@ def plan(source: Source, target: Target, options: Options) -> Output:
             f"The optimizer's states are numbered, as in {source.path}; FSDP2 needs names: --states {source.path} "
             "gives them, under the keys of --model-key and --optimizer-key."
         )
-    if options.states and source.family == "dcp" and not target.layout:
+    if source.family == "dcp" and not target.layout and (options.states or not options.fitting().get("map")):
         notes.extend(_moved(source, options))
     return planned._replace(notices=planned.notices._replace(notes=tuple(notes)))
 
@@ -57,7 +57,7 @@ def _moved(source: Source, options: Options) -> list[str]:
     layout = read_layout(Location(source.path, dict(options.storage_options)))
     given, own = GIVEN.of(options), GIVEN.of(fitted(options, layout, source))
     keys = {"model_key": own.model_key} if own.model_key != given.model_key else {}
-    if not given.optimizer_key and own.optimizer_key not in ("", DEFAULT_OPTIMIZER_KEY):
+    if options.states and not given.optimizer_key and own.optimizer_key not in ("", DEFAULT_OPTIMIZER_KEY):
         keys["optimizer_key"] = own.optimizer_key
     if not keys:
         return []

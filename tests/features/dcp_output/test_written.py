@@ -580,9 +580,17 @@ def test_what_accelerate_reads_beside_is_left_to_the_run_and_named(tmp_path: Pat
 def test_other_keys_than_those_of_the_input_are_named_with_the_options_that_keep_them(tmp_path: Path) -> None:
     keys = ("--model-key", "app.model", "--optimizer-key", "app.optim")
     step = made(NESTED, tmp_path / "step", "--states", NESTED, *keys)
-    words = ("convert", step, tmp_path / "out", "--to", "dcp", "--states", step, "--dry-run")
-    assert f"app.model, app.optim. {' '.join(keys)} keeps them." in done(ckptconv_here(*words)).out
-    assert "keeps them" not in done(ckptconv_here(*words, *keys)).out
+    words = ("convert", step, tmp_path / "out", "--to", "dcp", "--dry-run")
+    states = ("--states", step)
+    assert f"app.model, app.optim. {' '.join(keys)} keeps them." in done(ckptconv_here(*words, *states)).out
+    assert "keeps them" not in done(ckptconv_here(*words, *states, *keys)).out
+    # Without states, that of the weights alone.
+    assert f": app.model. {' '.join(keys[:2])} keeps them." in done(ckptconv_here(*words)).out
+    for chosen in (keys[:2], ("--key", "."), ("--key", "app.model")):
+        assert "keeps them" not in done(ckptconv_here(*words, *chosen)).out
+    made(step, tmp_path / "kept", *keys[:2])
+    assert loaded(tmp_path / "kept").keys() == {"app"}
+    assert_equal(loaded(tmp_path / "kept")["app"]["model"], loaded(step)["app"]["model"])
 
 
 def test_states_are_written_without_weights(tmp_path: Path) -> None:
