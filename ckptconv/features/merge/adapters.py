@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -111,6 +112,8 @@ class _Work:
         self._head: Head | None = None
         self._turns: dict[bool, bool] = {}
         self._told: dict[str, tuple[float, float]] = {}
+        # Dtypes of tensors of the base that frozen ones replace, in words.
+        self._rounded: list[str] = []
 
     @property
     def _path(self) -> str:
@@ -143,6 +146,12 @@ class _Work:
                 self._rows(module, parts.rows)
             if parts.factors:
                 self._factors(module, parts)
+        for dtypes, count in Counter(self._rounded).items():
+            self.notes.append(
+                f"{count_of(count, 'tensor')} beside the factors of {self._path} replaced the base's, rounded as in "
+                f"that training: {dtypes}. To keep the base's, convert the adapter alone first, and merge that."
+            )
+        self._rounded.clear()
 
     # ---- the configuration, and the ties in it
 
@@ -246,6 +255,9 @@ class _Work:
             return
         for name in place.names:
             self._check_weight(name)
+        stored = self._base.tensors[place.names[0]].dtype
+        if tensor.dtype.itemsize < stored.itemsize and not is_saved(self._adapter, module):
+            self._rounded.append(f"{tensor.dtype} instead of {stored}")
         if len(place.names) == 1 and place.parts == 1:
             name = place.names[0]
             if tensor.shape != self._base.tensors[name].shape and not self._is_resized(module, name, tensor):

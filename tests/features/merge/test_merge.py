@@ -330,6 +330,29 @@ def test_a_training_holds_the_base_too() -> None:
         merge("base.safetensors", "run", "out.safetensors")
 
 
+def test_a_base_that_a_training_rounded_is_told() -> None:
+    """The adapter alone leaves the base as it is."""
+    base = {"a.weight": random(6, 5), "norm.weight": random(3), "head.weight": random(2, 3)}
+    save_file(base, "base.safetensors")
+    told = {
+        **training(factors("a", 6, 5)),
+        "base_model.model.a.base_layer.weight": base["a.weight"].bfloat16(),
+        "base_model.model.norm.weight": base["norm.weight"].bfloat16(),
+        "base_model.model.head.original_module.weight": base["head.weight"].bfloat16(),
+        "base_model.model.head.modules_to_save.default.weight": random(2, 3, seed=4).bfloat16(),
+    }
+    path = Path(adapter({}, "run", modules_to_save=["head"]), "adapter_model.safetensors")
+    rounded = "2 tensors beside the factors of run replaced the base's, rounded as in that training: bfloat16 instead"
+    for dtype in (torch.bfloat16, torch.float32):
+        save_file({name: tensor if "lora" in name else tensor.to(dtype) for name, tensor in told.items()}, path)
+        report = merge("base.safetensors", "run", "out.safetensors")
+        assert sum(rounded in note for note in report.notes) == (dtype == torch.bfloat16)
+    save_file({name: tensor for name, tensor in told.items() if "lora" in name or "_save" in name}, path)
+    report = merge("base.safetensors", "run", "out.safetensors")
+    assert not any("rounded" in note for note in report.notes)
+    assert torch.equal(load_file("out.safetensors")["norm.weight"], base["norm.weight"])
+
+
 @pytest.mark.skipif("dequantize" not in OPTIONS, reason="there are no quantized weights")
 def test_a_quantized_base_is_merged_into_as_its_weights() -> None:
     (dialects,) = of_features("DIALECTS")
