@@ -10,6 +10,7 @@ from ckptconv.storage.location import Location
 
 # Those that select what is read: another part than the wanted one would be converted.
 _SELECTING = ("--tag", "--exclude-frozen-parameters", "--master")
+_OTHERWISE = "Leave it out, or convert the checkpoint that it is for by itself first."
 
 
 def warned(source: Source, place: Location, called: str, wanted: Wanted) -> Source:
@@ -29,6 +30,6 @@ def warned(source: Source, place: Location, called: str, wanted: Wanted) -> Sour
     }
     for option in filter(idle.get, _SELECTING):
         is_step = option == "--tag" and place.kind == "directory"
-        hint = f"Give the directory of the step: {place.join(wanted.tag)}" if is_step else "Leave it out."
+        hint = f"Give the directory of the step: {place.join(wanted.tag)}" if is_step else _OTHERWISE
         raise UsageError(idle[option], hint)
     return source._replace(warnings=[*source.warnings, *idle.values()])

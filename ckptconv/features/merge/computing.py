@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fnmatch
 import functools
+import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ckptconv.errors import UsageError
 from ckptconv.features.merge import adapters, files, tied
 from ckptconv.formats.source import MODEL_KEYS, Source
 from ckptconv.options.table import Options
@@ -15,7 +18,7 @@ from ckptconv.outputs.naming import Named, named
 from ckptconv.tensors import casting
 from ckptconv.tensors.dtypes import SUMMED
 from ckptconv.tensors.lazy import LazyTensor
-from ckptconv.text import some
+from ckptconv.text import count_of, some
 
 
 def _given(source: Source) -> files.Merge:
@@ -27,6 +30,8 @@ def _merged(originals: Named, source: Source, options: Options) -> Named:
     """Return `originals`, the tensors of `source`, with its adapters merged, rounded once to the stored dtype."""
     base = tied.Base(source.path, originals.described.tensors, originals.ties, _given(source).model, source.wanted.key)
     factors = [(adapter, named(adapter.source, Options()).described.tensors) for adapter in _given(source).adapters]
+    for adapter, tensors in factors:
+        _check_globs(options, base.tensors, adapter.source.path, tensors)
     changes = adapters.merged(base, factors)
     dtype = options.dtype or source.defaults.dtype
     widen_only = source.defaults.dtype == dtype == "float32"
@@ -49,6 +54,20 @@ def _merged(originals: Named, source: Source, options: Options) -> Named:
         return merged
     why = "an adapter adds tensors, or changes which tensors are tied."
     return merged.without_record(f"{source.path}: the structure record was left out: {why}")
+
+
+def _check_globs(options: Options, base: Iterable[str], path: str, names: Iterable[str]) -> None:
+    """Raise UsageError for a glob that matches `names` of the adapter at `path`, and none of the base's."""
+    for option, globs in (("--include", options.include), ("--exclude", options.exclude)):
+        for glob in globs:
+            count = len(fnmatch.filter(names, glob))
+            if count and not fnmatch.filter(base, glob):
+                raise UsageError(
+                    f"{option} {glob!r} matches none of the base's names, from which it chooses, but "
+                    f"{count_of(count, 'name')} of {path}.",
+                    f"To merge a part of an adapter, convert it first: ckptconv convert {shlex.quote(path)} "
+                    f"NEW/adapter_model.safetensors {option} {shlex.quote(glob)}, with its adapter_config.json in NEW.",
+                )
 
 
 def _other_models(changed: Collection[str], names: Iterable[str]) -> Iterator[str]:

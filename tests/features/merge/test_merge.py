@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -328,6 +329,22 @@ def test_a_training_holds_the_base_too() -> None:
     )
     with pytest.raises(UsageError, match=r"\[2, 7, 5\]"):
         merge("base.safetensors", "run", "out.safetensors")
+
+
+def test_a_glob_for_names_of_an_adapter_is_told_how_a_part_of_it_is_merged() -> None:
+    base = {"a.weight": random(6, 5), "norm.weight": random(3)}
+    save_file(base, "base.safetensors")
+    wrapped = {"base_model.model.a.base_layer.weight": torch.zeros(6, 5)}
+    path = Path(adapter({}, "run"), "adapter_model.safetensors")
+    save_file({**training(factors("a", 6, 5)), **wrapped}, path)
+    refused = ckptconv_here("merge", "base.safetensors", "run", "out.safetensors", "--exclude", "*base_layer*")
+    hint = refused.refused(2, "--exclude '*base_layer*' matches none of the base's names", "but 1 name of run.")
+    Path("NEW").mkdir()
+    done(ckptconv_here(*shlex.split(hint.partition("first: ckptconv ")[2].partition(", with")[0])))
+    shutil.copy("run/adapter_config.json", "NEW")
+    merge("base.safetensors", "NEW", "out.safetensors")
+    expected = base["a.weight"].double() + 1.5 * product(random(6, 2, seed=1), random(2, 5, seed=2))
+    assert torch.equal(load_file("out.safetensors")["a.weight"], expected.float())
 
 
 def test_a_base_that_a_training_rounded_is_told() -> None:
