@@ -45,7 +45,9 @@ def told(source: Source, left: Mapping[str, str]) -> Told:
     read = [name for name in source.inputs if name.endswith(SUFFIX)]
     weights = [path for path, why in left.items() if why == WEIGHTS]
     if any(name.startswith(STEMS) for name in read):
-        others = [path for path in weights if splitext(basename(path))[0] in STEMS]
+        # The reader of an index warns of the model in one file beside it.
+        beside = {f"{source.stem}{SUFFIX}"} if source.shards else ()
+        others = [path for path in weights if splitext(basename(path))[0] in STEMS and basename(path) not in beside]
         unread = some([*map(basename, others)], form=str)
         text = f"{source.path} has weights of several libraries: {read[0]} was read, and not {unread}. Name a file to "
         warnings = [f"{text}convert it."] if others else []

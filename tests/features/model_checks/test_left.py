@@ -233,6 +233,19 @@ def test_of_weights_of_several_libraries_the_report_names_all(tmp_path: Path) ->
     assert convert(place, tmp_path / "two").warnings == []
 
 
+def test_a_model_in_one_file_beside_an_index_is_warned_of_once(tmp_path: Path) -> None:
+    place = tmp_path / "in"
+    save_file({"v": torch.ones(2), "w": torch.ones(2)}, tmp_path / "whole.safetensors")
+    convert(tmp_path / "whole.safetensors", place, max_shard_size=8)
+    assert len([*place.glob("*.safetensors")]) == 2
+    save_file({"w": torch.ones(2)}, place / "model.safetensors")
+    expected = [f"{place / 'model.safetensors'} was not read, because the directory has an index."]
+    assert convert(place, tmp_path / "out").warnings == inspect(place).warnings == expected
+    # Weights of another library are named still.
+    save_file({"w": torch.ones(2)}, place / "open_clip_model.safetensors")
+    assert any("not open_clip_model.safetensors." in warning for warning in inspect(place).warnings)
+
+
 def test_a_file_that_has_not_the_name_of_a_model_is_named(tmp_path: Path) -> None:
     for name, is_named in (("tuned-v3", True), ("model", False)):
         place = tmp_path / name
