@@ -31,8 +31,8 @@ def planned(source: Source, notices: Notices) -> tuple[tuple[FilePlan, ...], Not
 def dtype_notes(source: Source, change: Change) -> list[str]:
     """Return a note if the copy of the configuration of `source` has another dtype than the original: after `change`,
     that of the output's weights."""
-    copy = configuration(source, change)
-    said, says = (dtype_of(config) if config else "" for config in (source.config, copy))
+    every = (configuration(source, one_change) for one_change in (change._replace(dtype=""), change))
+    said, says = (dtype_of(config) if config else "" for config in every)
     instead = f"instead of {said}" if said else "which the original does not name"
     return [f"The copy of {CONFIG} has the dtype of the output's weights, {says}, {instead}."] if says != said else []
 
