@@ -11,13 +11,18 @@ from ckptconv.errors import UsageError
 from ckptconv.structure.choice import Choice
 from ckptconv.text import some
 
+# Components of models that config.json describes, by their modules.
+_COMPONENTS = {"language_model": "text", "vision_tower": "vision"}
+
 
 def candidates(wanted: str, names: Sequence[str], most: int = 8) -> str:
     """Return a hint that suggests the `names` most like `wanted`, or lists them."""
     if not names:
         return "It has no keys."
     if wanted and any(name.startswith(f"{wanted}.") for name in names):
-        return f"Names begin with {wanted}., but no mapping has this key: choose them with --include."
+        component = _COMPONENTS.get(wanted.rpartition(".")[2])
+        part = f", or with --component {component} if config.json describes it" if component else ""
+        return f"Names begin with {wanted}., but no mapping has this key: choose them with --include{part}."
     close = difflib.get_close_matches(wanted, names, n=3, cutoff=0.6)
     if close:
         return f"Did you mean {' or '.join(map(repr, close))}?"
@@ -54,8 +59,4 @@ def globs_like(glob: str, names: Sequence[str]) -> str:
 def _respelled(glob: str, names: Sequence[str]) -> str:
     """Return `glob` with the most similar words of `names` in the place of those that none of them has."""
     words = {word for name in names for word in name.split(".")}
-
-    def near(match: re.Match[str]) -> str:
-        return match[0] if match[0] in words else next(iter(difflib.get_close_matches(match[0], words, 1)), match[0])
-
-    return re.sub(r"\w+", near, glob)
+    return re.sub(r"\w+", lambda match: next(iter(difflib.get_close_matches(match[0], words, 1)), match[0]), glob)

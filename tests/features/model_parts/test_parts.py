@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from stores import FAR
 
 import ckptconv
+from ckptconv.errors import UsageError
 from ckptconv.options.table import OPTIONS
 from ckptconv.outputs.kinds import NAMED
 
@@ -113,6 +114,33 @@ def test_a_component_has_its_own_names_and_configuration(tmp_path: Path) -> None
     found, told, _ = converted(tmp_path / "m", tmp_path / "some", component="text", layers="2")
     assert told["num_hidden_layers"] == 1
     assert "model.layers.0.mlp.up_proj.weight" in found
+
+
+def test_who_asks_for_a_component_by_its_key_is_told_the_option(tmp_path: Path) -> None:
+    shapes, config = models.seeing()
+    models.save(tmp_path / "m", {name.removeprefix("model."): shape for name, shape in shapes.items()}, config)
+    for key, component in (("language_model", "text"), ("vision_tower", "vision")):
+        with pytest.raises(UsageError) as refused:
+            ckptconv.convert(tmp_path / "m", tmp_path / component, key=key)
+        assert f"--include, or with --component {component} if config.json" in refused.value.hint
+        ckptconv.convert(tmp_path / "m", tmp_path / component, component=component, fsync=False)
+    with pytest.raises(UsageError) as refused:
+        ckptconv.convert(tmp_path / "m", tmp_path / "none", key="multi_modal_projector")
+    assert refused.value.hint.endswith("choose them with --include.")
+
+
+def test_a_copy_says_no_dtype_that_its_weights_do_not_have(tmp_path: Path) -> None:
+    shapes, config = models.seeing()
+    del config["dtype"]
+    config["text_config"]["dtype"] = "bfloat16"
+    models.save(tmp_path / "m", shapes, config)
+    told = "The copy of config.json has the dtype of the output's weights"
+    report = ckptconv.convert(tmp_path / "m", tmp_path / "text", component="text", fsync=False)
+    assert not any(told in note for note in report.notes)
+    assert json.loads((tmp_path / "text" / "config.json").read_text())["dtype"] == "bfloat16"
+    report = ckptconv.convert(tmp_path / "m", tmp_path / "half", component="text", dtype="fp16", fsync=False)
+    assert f"{told}, float16, instead of bfloat16." in report.notes
+    assert json.loads((tmp_path / "half" / "config.json").read_text())["dtype"] == "float16"
 
 
 def test_a_component_has_the_files_that_are_for_it(tmp_path: Path) -> None:
