@@ -25,9 +25,8 @@ class LoneFile(NamedTuple):
     @classmethod
     def of(cls, place: Location, source: Source) -> LoneFile | None:
         """Return the file that was read as `source`; None if there are several, a complete set, or no weights."""
-        is_set = any(basename(path) not in TORCH_MODELS for path in source.shards)
-        is_alone = source.family in (TORCH, SAFETENSORS) and len(source.inputs) == 1 and not is_set
-        if not is_alone or source.weights_error:
+        is_set = len(source.inputs) != 1 or any(basename(path) not in TORCH_MODELS for path in source.shards)
+        if is_set or source.family not in (TORCH, SAFETENSORS) or source.weights_error:
             return None
         if place.kind == "directory":
             path = next(iter(source.files.records), "")
@@ -35,10 +34,10 @@ class LoneFile(NamedTuple):
         return cls(place, source.weights, source.metadata, source.pieces is not None)
 
     @property
-    def parameters(self) -> Mapping[Any, Any]:
-        """The state dict of the model: the tree, or what is under the first of the keys of models in it."""
-        trees = [*map(self.get, MODEL_KEYS), self.tree, {}]
-        return next(tree for tree in trees if isinstance(tree, Mapping))
+    def is_hollow(self) -> bool:
+        """Whether a tensor at the top, or under a key of models, has the shape [0]."""
+        trees = [tree for tree in (self.tree, *map(self.get, MODEL_KEYS)) if isinstance(tree, Mapping)]
+        return any(getattr(value, "shape", None) == (0,) for tree in trees for value in tree.values())
 
     def get(self, key: str) -> Any:
         return self.tree.get(key) if isinstance(self.tree, Mapping) else None

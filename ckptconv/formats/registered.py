@@ -65,7 +65,7 @@ class KnownFormat:
 class Lone(NamedTuple):
     """Kinds of files that are one of many: the module that has them as `LONE`. They are asked for a file whose path has
     one of `words` (# is any digit), that has one of `keys` in its tree or its metadata, or `part` in any key; with
-    `hollow`, for one with a parameter of shape [0] too."""
+    `hollow`, for one with a tensor of shape [0] too."""
 
     module: str
     words: tuple[str, ...] = ()
@@ -75,11 +75,9 @@ class Lone(NamedTuple):
 
     def may_have(self, file: LoneFile) -> bool:
         """Whether a file may be of one of these kinds."""
-        if has_one(file.place.path, self.words) or any(map(file.has, self.keys)):
+        if has_one(file.place.path, self.words) or any(map(file.has, self.keys)) or (self.hollow and file.is_hollow):
             return True
-        values = file.parameters.values() if self.hollow else ()
-        is_hollow = any(getattr(value, "shape", None) == (0,) for value in values)
-        return is_hollow or (bool(self.part) and next(file.keys(self.part), None) is not None)
+        return bool(self.part) and next(file.keys(self.part), None) is not None
 
 
 # Families of checkpoints beside those of whole models; and what Megatron-core's are called.

@@ -177,8 +177,7 @@ def safetensors_files(source: Source, target: Target, options: Options) -> _File
     for module in copying("plan") if config is not None else ():
         config = module.configuration(source, chosen.change(source))
     stem = ADAPTER if basename(target.path).startswith(ADAPTER) else target.stem
-    is_read = options.for_hub or target.form == "directory" or stem == ADAPTER
-    if config is not None or (not of_states and is_read):
+    if config is not None or (not of_states and (options.for_hub or stem == ADAPTER or target.form == "directory")):
         from ckptconv.outputs.truths import Weights, untrue
 
         before = [*chosen.first.known, *chosen.missing]

@@ -5,9 +5,12 @@ Source: DeepSpeed's runtime/zero/partition_parameters.py and runtime/engine.py.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ckptconv.errors import CorruptError
 from ckptconv.formats.alone import LoneKind, listed
 from ckptconv.formats.lone_file import LoneFile
+from ckptconv.formats.optimizers import subtree, weights_key
 from ckptconv.formats.run_names import LATEST, tags_in
 from ckptconv.storage.location import Location
 from ckptconv.tensors.lazy import LazyTensor
@@ -16,9 +19,11 @@ from ckptconv.tensors.lazy import LazyTensor
 def _has_placeholders(file: LoneFile) -> bool:
     """Whether at least half of the weights have the shape of ZeRO-3's placeholders. Factors of LoRA, norms and other
     parameters that are smaller than stage3_param_persistence_threshold are whole in such a file."""
+    key = weights_key(file.tree)
+    weights = subtree(file.tree, key) if key else file.tree
     shapes = [
         value.shape
-        for name, value in file.parameters.items()
+        for name, value in (weights.items() if isinstance(weights, Mapping) else ())
         if isinstance(value, LazyTensor) and f".{name}".endswith(".weight") and ".lora_" not in name
     ]
     return bool(shapes) and 2 * shapes.count((0,)) >= len(shapes)
