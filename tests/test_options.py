@@ -12,6 +12,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -313,6 +314,22 @@ def options_of_commands(command: Any = None, path: str = "") -> Iterator[tuple[s
     for name, below in getattr(command, "commands", {}).items():
         yield from options_of_commands(below, f"{path} {name}".strip())
     yield from ((path, option) for option in getattr(command.callback, "options", {}).values())
+
+
+def test_a_command_lists_no_option_that_it_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tried: set[str] = set()
+    for command, options in itertools.groupby(options_of_commands(), key=itemgetter(0)):
+        called = [[*command.split(), *(f"none-{n}" for n in range(count))] for count in (3, 2, 1)]
+        words = next(words for words in called if "rguments" not in ckptconv_here(*words).err)
+        for _, option in options:
+            if option.name in ACCEPTED:
+                value = [] if option.kind is FLAG else [str(ACCEPTED[option.name][2][-1])]
+                run = ckptconv_here(*words, option.flags[0].partition("/")[0], *value)
+                assert run.code, run.out
+                assert "no option" not in run.err, (command, option, run.err)
+                tried.add(option.name)
+    assert ACCEPTED.keys() - tried == {"family"}
 
 
 def test_a_name_has_one_meaning_in_every_command_and_in_every_call() -> None:

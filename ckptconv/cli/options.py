@@ -16,7 +16,7 @@ from ckptconv.errors import UNWRITTEN, UsageError, leaving
 from ckptconv.options.kinds import FLAG
 from ckptconv.options.option import FeatureOption, Option, former_given
 from ckptconv.options.registered import EXECUTORS, names_of
-from ckptconv.options.table import COMMAND, OPTIONS, TENSORS, named_in
+from ckptconv.options.table import COMBINING, COMMAND, OPTIONS, TENSORS, named_in
 from ckptconv.text import LastWord
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ CONVERTING = [
     *named("manifest digest attest depfile dry_run"),
     *SHOWING,
 ]
+# Those of commands that compute one output from several checkpoints.
+CONVERTING_SEVERAL = [option for option in CONVERTING if option.name in COMBINING or option.name not in OPTIONS]
 
 
 def taking(*options: Option) -> Callable[[Callable[..., None]], _Taking]:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ckptconv.cli.options import CONVERTING, divided, named, taking
+from ckptconv.cli.options import CONVERTING_SEVERAL, divided, named, taking
 from ckptconv.features.average.options import AVERAGING
 
 OTHER_WORDS = {"average": ("mean", "avg", "soup", "swa", "ema", "model-soup", "average-checkpoints", "task-vector")}
@@ -28,7 +28,7 @@ OF_CONVERSIONS = ("average",)
     *named("into"),
     AVERAGING["to"],
     *named("chunks model_key for_hub tag exclude_frozen_parameters master unstack raw opaque drop_opaque"),
-    *CONVERTING,
+    *CONVERTING_SEVERAL,
 )
 def average(
     words: Annotated[

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ckptconv.cli.options import CONVERTING, divided, named, taking
+from ckptconv.cli.options import CONVERTING_SEVERAL, divided, named, taking
 from ckptconv.features.merge.options import MERGING, SCALING
 
 OTHER_WORDS = {
@@ -27,7 +27,7 @@ OF_CONVERSIONS = ("merge",)
     *named("into"),
     MERGING["to"],
     *named("chunks model_key for_hub tag exclude_frozen_parameters master unstack raw opaque drop_opaque"),
-    *CONVERTING,
+    *CONVERTING_SEVERAL,
 )
 def merge(
     base: Annotated[
