@@ -15,7 +15,7 @@ from ckptconv.formats.registered import NUMBERS
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import computed, selection
-from ckptconv.outputs.naming import named
+from ckptconv.outputs.naming import named, tree_of
 from ckptconv.outputs.selected import METADATA, Selected
 from ckptconv.outputs.selection import Rename
 from ckptconv.process import of_feature
@@ -47,6 +47,11 @@ def _weights(source: Source, options: Options, rename: Rename) -> Selected:
     reference = selected(source.reference, Options()) if source.reference else None
     for way in computed.ways_of(source, options):
         chosen = way.selected(chosen, source, options, reference)
+    if chosen.structured and any(old != new for old, new in chosen.names.items()):
+        from ckptconv.outputs import renaming
+
+        described, notes = renaming.recorded(tree_of(source, options), chosen.described, chosen.names)
+        chosen = chosen._replace(described=described, notes=(*chosen.notes, *notes))
     return with_metadata(chosen, source.remarks, source.path)
 
 

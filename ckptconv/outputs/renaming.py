@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from ckptconv.errors import UsageError
 from ckptconv.options.kinds import parse_rule
-from ckptconv.text import LONGEST, brief
+from ckptconv.structure import keymap
+from ckptconv.structure.record import Flattened
+from ckptconv.text import LONGEST, brief, some
+
+# A note on names that are those of the output alone.
+KEPT = (
+    "the structure record keeps the old keys, and a .pt file made of the output has them: --key converts one dict, "
+    "--no-structure all tensors under the new names."
+)
 
 
 def renamed(names: Iterable[str], prefix: str, rules: Sequence[str]) -> dict[str, str]:
@@ -44,6 +54,26 @@ def collected(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
         taken[new] = old
         result[old] = new
     return result
+
+
+def recorded(tree: Any, described: Flattened, names: Mapping[str, str]) -> tuple[Flattened, tuple[str, ...]]:
+    """Return the `described` tree with the structure record of a `.pt` file of it under new names, and notes."""
+    state, notes = with_keys(tree, described.tensors, names)
+    if state is not None:
+        structure = keymap.describe(state).structure
+    elif structure := keymap.remap(described.structure, names):
+        notes = (KEPT,)
+    return described._replace(structure=structure), notes
+
+
+def with_keys(tree: Any, known: Mapping[str, Any], names: Mapping[str, str]) -> tuple[Any, tuple[str, ...]]:
+    """Return the state dict `tree` with the keys `names` {old: new}, and notes; None if it is no dict of the tensors
+    that are `known`, but nested, so that names are no keys."""
+    if type(tree) not in (dict, OrderedDict) or tree.keys() != known.keys():
+        return None, ()
+    lost = vars(tree) if type(tree) is OrderedDict else ()
+    notes = (f"left out: {some(lost, form=str)} of the state dict, which has the old names.",) if lost else ()
+    return type(tree)((new, tree[old]) for old, new in names.items()), notes
 
 
 def steps_of(prefix: str, rules: Sequence[str]) -> list[tuple[str, Callable[[str], str]]]:

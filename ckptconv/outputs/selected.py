@@ -12,7 +12,7 @@ from ckptconv.outputs.notices import Change
 from ckptconv.plan import FilePlan
 from ckptconv.structure import parted
 from ckptconv.structure.choice import Choice
-from ckptconv.structure.record import RESERVED, Flattened, plain_record
+from ckptconv.structure.record import RESERVED, Flattened
 from ckptconv.tensors.lazy import Equal, LazyTensor
 
 # The metadata of every safetensors file: loaders ask which library's tensors it holds.
@@ -28,13 +28,13 @@ class Selected(NamedTuple):
 
     `names` are the selected names, {old: new}; `known` are all tensors, by old name. `tensors` are by new name, as the
     source has them; `cast` returns them as they are stored. `described` is the flattened tree they come from, under its
-    old names. `structured`: its structure record belongs to the output. `owners` are the source's own ties, {alias:
-    owner}, by new name; all aliases, if they are `tied`. `uncastable` are new names of tensors that are never cast; the
-    `settled` ones among them were not to be. `dtypes` has the dtypes of tensors for which `dtype` does not hold.
-    `quantized` are tensors that are stored in parts, by old name. `metadata` is that of every file of the output,
-    without aliases, structure record and entries about `quantized`; `remarks` are its entries that the source does not
-    have. `warnings` name parts of the source that are left out, `notes` computations. `edit` changes a configuration to
-    one that is true of these, and `quantization` are its settings about quantized weights.
+    old names; its structure record, which belongs to the output if it is `structured`, has the new ones. `owners` are
+    the source's own ties, {alias: owner}, by new name; all aliases, if they are `tied`. `uncastable` are new names of
+    tensors that are never cast; the `settled` ones among them were not to be. `dtypes` has the dtypes of tensors for
+    which `dtype` does not hold. `quantized` are tensors that are stored in parts, by old name. `metadata` is that of
+    every file of the output, without aliases, structure record and entries about `quantized`; `remarks` are its entries
+    that the source does not have. `warnings` name parts of the source that are left out, `notes` computations. `edit`
+    changes a configuration to one that is true of these, and `quantization` are its settings about quantized weights.
 
     For computed tensors, `unmapped` is the selection before it had other names, as a map that was `applied` gives.
     `equal` are tensors by name of which one was kept: they have to be equal. `missing` are names that were expected and
@@ -141,13 +141,9 @@ class Selected(NamedTuple):
     def structure(self, aliases: Mapping[str, str]) -> str | None:
         """Return the structure record of an output where `aliases` {removed: kept} are stored under other names; None
         if it needs none."""
-        record = self.described.structure
-        if self.of_states:
-            return record if self.structured else None
-        if record is None and self.structured and any(old != new for old, new in self.names.items()):
-            record = plain_record(self.names)
-        if record is None or not self.structured:
-            return None
+        record = self.described.structure if self.structured else None
+        if record is None or self.of_states:
+            return record
         from ckptconv.structure.keymap import remap
 
-        return remap(record, self.names, aliases)
+        return remap(record, {}, aliases)

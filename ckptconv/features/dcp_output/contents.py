@@ -146,13 +146,14 @@ def _weights(source: Source, chosen: Selected, empty: list[str]) -> Iterator[Lea
     known = tensor_names(record) if source.stored and chosen.owners else tensors.keys()
     views = {name: View(tensor, tensor.dtype, tensor.shape) for name, tensor in tensors.items() if name in known}
     names = {id(view): name for name, view in views.items()}
-    keys = dict.fromkeys(tensors, "") if source.stored else {new: old for old, new in chosen.names.items()}
     # A tensor that is in the tree twice is there under one of its names: its other places have the others.
     ties: dict[str, list[str]] = {}
     for removed, kept in aliases.items():
         ties[removed] = ties.setdefault(kept, [kept])
         ties[removed].append(removed)
     tree = unflatten(views, record, live_values=False)
+    is_renamed = source.stored or (type(tree) in MAPPINGS and tree.keys() == tensors.keys())
+    keys = dict.fromkeys(tensors, "") if is_renamed else {new: old for old, new in chosen.names.items()}
     if _is_of_megatron_core(tree):
         tree = dict(tree)
         yield Leaf((COMMON_STATE,), [tree.pop(_COMMON)])

@@ -18,6 +18,7 @@ from ckptconv.outputs.kinds import flag, is_set
 from ckptconv.outputs.naming import tree_of
 from ckptconv.outputs.notices import Notices
 from ckptconv.outputs.planning import Output, output_of
+from ckptconv.outputs.renaming import KEPT
 from ckptconv.outputs.targets import Target
 from ckptconv.plan import FilePlan
 from ckptconv.storage.location import Location
@@ -102,7 +103,7 @@ def output_with(
         idle=content.chosen.idle(options),
         kept=frozenset(),
         warnings=tuple(warnings),
-        notes=content.chosen.notes,
+        notes=tuple(note for note in content.chosen.notes if note != KEPT),
         equal=content.equal,
     )
     planned = output_of(target.holds, [source], target, options, tuple(files), {}, notices)

@@ -235,16 +235,19 @@ def tensors_of(source: Source, chosen: Options) -> Chosen:
     """
     tree = tree_of(source, chosen)
     tensors = keymap.flatten(tree)[0] if source.structured else tree
+    owners = source.owners
+    if source.stored and not chosen.key and source.stored.tensors.keys() != tensors.keys():
+        tensors, owners = source.stored.tensors, source.stored.aliases
     choice = Choice(chosen.include, chosen.exclude)
     # Tensors that safetensors must store under another dtype are shown under their own.
     flat = {name: original(tensors[name]) for name in selection.matching(tensors, choice)}
     idle = selection.idle_globs(list(tensors), choice)
-    ties = {alias: owner for alias, owner in source.owners.items() if owner in flat}
+    ties = {alias: owner for alias, owner in owners.items() if owner in flat}
     for way in computed.ways_of(source):
         if way.shown:
             result = way.shown(source, flat, ties)
             return Chosen(result.tensors, selection.untie(result.tensors, {}), idle, result.made_of)
-    return Chosen(flat, selection.untie(flat, source.owners), idle)
+    return Chosen(flat, selection.untie(flat, owners), idle)
 
 
 def summarize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,13 +14,13 @@ from ckptconv.options.table import NONE, Options
 from ckptconv.outputs import computed, selection
 from ckptconv.outputs.naming import tree_of
 from ckptconv.outputs.pipeline import names_of
+from ckptconv.outputs.renaming import with_keys
 from ckptconv.outputs.selected import Selected
 from ckptconv.outputs.selection import Rename
 from ckptconv.process import of_feature
 from ckptconv.structure import keymap, parted
 from ckptconv.structure.choice import Choice
 from ckptconv.tensors.lazy import untagged
-from ckptconv.text import some
 
 
 def tree_in(source: Source, options: Options) -> Any:
@@ -55,15 +54,14 @@ def selected_tree(source: Source, options: Options, rename: Rename = selection.r
     optimizers = [name for name, _ in optimizers_in(tree)] if module and isinstance(tree, Mapping) else []
     warnings, notes = module.told(optimizers, names, described, options) if optimizers else ((), ())
     if options.structure and not ways and any(old != new for old, new in names.items()):
-        if type(tree) not in (dict, OrderedDict) or tree.keys() != known.keys():
+        state, lost = with_keys(tree, known, names)
+        if state is None:
             raise UsageError(
                 f"{source.path} is nested, and its .pt file keeps the structure: --strip-prefix and --rename cannot "
                 "change the keys.",
                 "Use --no-structure to write a flat dict of the tensors, or --key to convert one dict.",
             )
-        if vars(tree) if type(tree) is OrderedDict else ():
-            notes = (*notes, f"left out: {some(vars(tree), form=str)} of the state dict, which has the old names.")
-        tree = type(tree)((new, tree[old]) for old, new in names.items())
+        tree, notes = state, (*notes, *lost)
         described = keymap.describe(tree, leave_out=writable.leaving_out(options), tagged=True)
     bare = {new: untagged(known[old]) for old, new in names.items()}
     dtype = options.dtype or source.defaults.dtype

@@ -1,10 +1,12 @@
 """--key, --include, --exclude, --strip-prefix, --rename, --dtype and --tied, there and back: what comes back is the
-state that was saved, less what was left out, whatever its tensors were called in between."""
+state that was saved, less what was left out. A state dict of tensors alone has the new names, any other its keys."""
 
 from __future__ import annotations
 
 import fnmatch
+import re
 import tempfile
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +107,19 @@ def apart(tree: Any) -> Any:
     return type(tree)(apart(value) for value in tree) if isinstance(tree, (list, tuple)) else tree
 
 
+def under_new_names(tree: Any, prefix: str, rules: list[str]) -> Any:
+    """The state, under new names if its keys are names of tensors."""
+    if not isinstance(tree, dict) or names(tree) != [*tree]:
+        return tree
+    renamed = {}
+    for name, tensor in tree.items():
+        new = name.removeprefix(prefix)
+        for rule in rules:
+            new = re.sub(*rule.split("="), new)
+        renamed[new] = tensor
+    return renamed
+
+
 @examples(40)
 @given(
     states,
@@ -117,7 +132,7 @@ def apart(tree: Any) -> Any:
     st.sampled_from(["alias", "duplicate"]),
     st.sampled_from(["x.safetensors", "x"]),
 )
-def test_what_comes_back_is_what_was_chosen_under_its_own_keys(
+def test_what_comes_back_is_what_was_chosen(
     state: Any,
     key: str,
     include: list[str],
@@ -145,12 +160,58 @@ def test_what_comes_back_is_what_was_chosen_under_its_own_keys(
         assume(run.code == 0)
         done(ckptconv_here("safetensors2pt", place / output, place / "y.pt"))
         expected = without(part, include, exclude)
+        expected = under_new_names(expected, prefix, rules) if names(part) == [*part] else expected
         again = torch.load(place / "y.pt", weights_only=False)
         if dtype == "keep":
             torch.save(expected, place / "z.pt")
             assert_same(torch.load(place / "z.pt", weights_only=False), again)
         else:
             assert_same(apart(cast(expected, torch.bfloat16)), apart(again))
+
+
+def test_new_names_are_those_of_a_pt_file_on_either_way(tmp_path: Path) -> None:
+    """Directly, and by safetensors: the same types, order, names, memory and parameters."""
+    shared = torch.arange(6.0)
+    state = OrderedDict({"m.b": shared, "m.a": shared, "m.c": torch.nn.Parameter(torch.ones(3)), "m.v": shared[1:3]})
+    state._metadata = OrderedDict({"m": {"version": 1}})  # type: ignore[attr-defined]
+    torch.save(state, tmp_path / "flat.pt")
+    torch.save({"state": state, "epoch": 3}, tmp_path / "nested.pt")
+    torch.save({"m.b": torch.ones(2), "m.a": torch.zeros(3, dtype=torch.int64)}, tmp_path / "plain.pt")
+    for source, *options in (
+        ("flat.pt", "--strip-prefix", "m."),
+        ("flat.pt", "--exclude", "m.b", "--rename", "m.a=m.b"),
+        ("flat.pt", "--rename", r"\.a$=.b2", "--dtype", "bf16"),
+        ("plain.pt", "--rename", "^m=n"),
+        ("plain.pt", "--rename", "a$=c", "--rename", "b$=a"),
+        ("nested.pt", "--key", "state", "--include", "m.[abc]", "--strip-prefix", "m."),
+    ):
+        done(ckptconv_here("convert", tmp_path / source, tmp_path / "direct.pt", *options))
+        direct = torch.load(tmp_path / "direct.pt")
+        for output in ("x.safetensors", "x"):
+            run = done(ckptconv_here("convert", tmp_path / source, tmp_path / output, *options))
+            assert ("_metadata of the state dict" in run.out) == (source != "plain.pt")
+            verified_here(tmp_path / source, tmp_path / output, *options)
+            done(ckptconv_here("safetensors2pt", tmp_path / output, tmp_path / "y.pt"))
+            again = torch.load(tmp_path / "y.pt")
+            assert_same(direct, again)
+            assert list(direct) == list(again)
+            assert not [name for name in again if name in state and "--strip-prefix" in options]
+
+
+def test_keys_of_a_nested_state_stay_which_is_told_when_names_are_given(tmp_path: Path) -> None:
+    state = {"state": {"m.a": torch.ones(2)}, "epoch": 3}
+    torch.save(state, tmp_path / "x.pt")
+    options = ("--strip-prefix", "state.m.")
+    run = done(ckptconv_here("convert", tmp_path / "x.pt", tmp_path / "x.safetensors", *options))
+    assert "the structure record keeps the old keys" in run.out
+    done(ckptconv_here("safetensors2pt", tmp_path / "x.safetensors", tmp_path / "y.pt"))
+    assert_same(state, torch.load(tmp_path / "y.pt"))
+    # Both of the ways that it names.
+    for named in (("--no-structure", *options), ("--key", "state", "--strip-prefix", "m.")):
+        run = done(ckptconv_here("convert", tmp_path / "x.pt", tmp_path / "x.safetensors", *named))
+        assert "keeps the old keys" not in run.out
+        done(ckptconv_here("safetensors2pt", tmp_path / "x.safetensors", tmp_path / "y.pt"))
+        assert_same({"a": torch.ones(2)}, torch.load(tmp_path / "y.pt"))
 
 
 def test_the_way_back_chooses_too(tmp_path: Path) -> None:

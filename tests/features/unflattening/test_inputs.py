@@ -53,6 +53,15 @@ def test_names_given_in_an_earlier_conversion_stay(place: Path) -> None:
     assert metadata_of(place / "some.safetensors") == {"format": "pt"}
 
 
+def test_names_are_those_of_the_file_where_an_earlier_release_recorded_keys_before_they_changed(place: Path) -> None:
+    record = '{"version":1,"root":["odict",null,"m.b",{"name":"b"},"m.a",{"name":"a"}]}'
+    save_file({"a": torch.ones(3), "b": torch.zeros(2)}, "old.safetensors", {"ckptconv.structure": record})
+    assert list(state_in(place / "old.safetensors")) == ["m.b", "m.a"]
+    assert list(open_source("old.safetensors").weights) == ["m.b", "m.a"]
+    done(ckptconv_here("convert", "old.safetensors", "again.safetensors", *VERIFY))
+    assert metadata_of(place / "again.safetensors")["ckptconv.structure"] == record
+
+
 def test_a_structure_record_that_does_not_fit_is_refused_or_left_out(place: Path) -> None:
     whole = load_file("in.safetensors")
     less = {name: tensor for name, tensor in whole.items() if name != "s.y"}
