@@ -165,9 +165,10 @@ class _Structure(TypedDict, total=False):
     """False: Write only tensors: no structure record, and so no other values of the checkpoint."""
 
     like: str | os.PathLike[str] | None
-    """Give the output the names, files and dtypes of the checkpoint REF, with its config.json and tokenizer. An output
-    of torch.distributed.checkpoint is cut as REF is, and one of Megatron-core has the form of the step REF. Missing
-    tensors, extra tensors and other shapes are errors before anything is written."""
+    """Give the output the names, files and dtypes of the checkpoint REF, with its config.json and tokenizer. Missing
+    tensors, extra tensors and other shapes are errors before anything is written. An output of
+    torch.distributed.checkpoint is cut as REF is, with warnings of such tensors, and one of Megatron-core has the
+    form of the step REF."""
 
     partial: bool
     """Leave out the tensors of REF that the input lacks, and list them."""

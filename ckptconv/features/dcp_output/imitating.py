@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ckptconv.features.dcp_output.contents import Leaf
@@ -15,6 +15,7 @@ from ckptconv.outputs.targets import Target
 from ckptconv.pickles.children import MAPPINGS
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import normalize
+from ckptconv.text import some
 
 
 def like(source: Source, targets: Sequence[Target], options: Options) -> tuple[list[Target], Options]:
@@ -44,6 +45,17 @@ def fitted(options: Options, layout: Layout, source: Source) -> Options:
     return options.replaced(**added)
 
 
-def unlike(tensors: Mapping[str, Leaf], layout: Layout) -> list[str]:
-    """Return the keys of tensors that the checkpoint of `layout` lacks, or has with another shape."""
-    return [key for key, (_, tensor) in tensors.items() if layout.shapes.get(key) != tensor.shape]
+def unlike(tensors: Mapping[str, Leaf], layout: Layout, path: str) -> Iterator[str]:
+    """Yield warnings on tensors that differ from those of the checkpoint of `layout`, at `path`: in their keys, in
+    their shapes, and weights that only that checkpoint has."""
+    extra = [key for key in tensors if key not in layout.shapes]
+    if extra:
+        yield f"not in {path} under these names, so written uncut: {some(extra)}"
+    others = [key for key, (_, tensor) in tensors.items() if layout.shapes.get(key, tensor.shape) != tensor.shape]
+    if others:
+        yield f"not in {path} with this shape, so written uncut: {some(others)}"
+    roles = Roles.of(layout.paths.values(), [layout.paths[key] for key in layout.shapes])
+    weights = [key for key in layout.shapes if roles.is_model(layout.paths[key])]
+    lacking = [key for key in weights if key not in tensors]
+    if 0 < len(lacking) < len(weights):  # an output of states alone has none
+        yield f"{path} has weights that the output lacks: {some(lacking)}"

@@ -97,8 +97,8 @@ def output_with(
         warnings.append(f"dcp.load will run the code named by: {shown(content.kept)}")
     if options.to == SHARDS and content.values:
         warnings.append(f"left out, because safetensors shards hold only tensors: {some(content.values)}")
-    if target.layout and (others := unlike(content.tensors, target.layout)):
-        warnings.append(f"not in {options.fitting()['like']} with this shape, so written uncut: {some(others)}")
+    if target.layout:
+        warnings.extend(unlike(content.tensors, target.layout, options.fitting()["like"]))
     notices = Notices(
         idle=content.chosen.idle(options),
         kept=frozenset(),

@@ -12,9 +12,10 @@ class LikeOptions(Given):
 
     like: str = naming(
         PATH,
-        "Give the output the names, files and dtypes of the checkpoint REF, with its config.json and tokenizer. An "
-        "output of torch.distributed.checkpoint is cut as REF is, and one of Megatron-core has the form of the step "
-        "REF. Missing tensors, extra tensors and other shapes are errors before anything is written.",
+        "Give the output the names, files and dtypes of the checkpoint REF, with its config.json and tokenizer. "
+        "Missing tensors, extra tensors and other shapes are errors before anything is written. An output of "
+        "torch.distributed.checkpoint is cut as REF is, with warnings of such tensors, and one of Megatron-core has "
+        "the form of the step REF.",
         metavar="REF",
         fallback={"verify": "from the manifest"},
         common=True,

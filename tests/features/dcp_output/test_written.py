@@ -200,6 +200,23 @@ def test_what_the_other_checkpoint_lacks_is_written_whole_and_told(tmp_path: Pat
 
 
 @pytest.mark.skipif("like" not in OPTIONS, reason="there are no references")
+def test_other_names_other_shapes_and_weights_that_only_the_other_checkpoint_has_are_told_apart(tmp_path: Path) -> None:
+    for name, state in (("new", {"a": 4, "b": 4, "renamed": 4}), ("run", {"a": 4, "b": 6, "old": 4})):
+        torch.save({key: torch.zeros(size) for key, size in state.items()}, tmp_path / f"{name}.pt")
+    like = made(tmp_path / "run.pt", tmp_path / "run")
+    words = ("safetensors2dcp", tmp_path / "new.pt", tmp_path / "out", "--like", like)
+    said = done(ckptconv_here(*words)).err
+    assert f"not in {like} under these names, so written uncut: 'renamed'\n" in said
+    assert f"not in {like} with this shape, so written uncut: 'b'\n" in said
+    assert f"{like} has weights that the output lacks: 'old'\n" in said
+    # Nothing differs, and states alone are no weights that lack others.
+    for source, options in ((tmp_path / "run.pt", ()), (NESTED, ("--model-key", "none", "--states", NESTED))):
+        reference = NESTED if options else like
+        same = ckptconv_here("safetensors2dcp", source, tmp_path / "same", "--like", reference, *options, "--dry-run")
+        assert not any(word in done(same).err for word in ("not in", "lacks"))
+
+
+@pytest.mark.skipif("like" not in OPTIONS, reason="there are no references")
 def test_like_safetensors_shards_files_have_the_names_of_torch(tmp_path: Path) -> None:
     like = checkpoint_of("hf_sharded_w2")
     out = made(like, tmp_path / "out", "--like", like, *VERIFY)
