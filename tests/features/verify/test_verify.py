@@ -221,7 +221,7 @@ def _changes(told: dict[str, Any]) -> dict[str, Any]:
         "identity": lambda m: m["source"]["inputs"][source].update(identity="0" * 16),
         "an input less": lambda m: m["source"]["inputs"].pop(source),
         "an input more": lambda m: m["source"]["inputs"].update(x={"size": 3, "identity": "0" * 16}),
-        "options": lambda m: m["options"].update(inert=True),
+        "options": lambda m: m["options"].update(raw=True),
         "alias": lambda m: m["aliases"].update(one="other"),
         "deltas without a path": lambda m: m.update(deltas=[]),
         "checksum": lambda m: m["files"][file]["tensors"].update({tensor: "00000001"}),
