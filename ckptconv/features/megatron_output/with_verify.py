@@ -34,7 +34,7 @@ def pairs(
     where = {name: target.place.at(at[name]) for name in names}
     if options.states:
         source = source._replace(inputs=source.inputs_of_all)
-    yield from paired(source, target, compare(target.path, output.plan.files, where), done, attested)
+    yield from paired(source, target, compare(target.path, output.plan.files, where, form), done, attested)
 
 
 def _form(target: CheckedOutput, options: Options) -> Form:

@@ -11,7 +11,8 @@ from ckptconv.cli.options import SHOWING, named, run, taking
 from ckptconv.cli.reports import FEW, contents, duration
 from ckptconv.features.verify.keywords import VERIFYING
 from ckptconv.options.table import OPTIONS, TENSORS
-from ckptconv.text import count_of, format_size
+from ckptconv.storage.paths import dirname
+from ckptconv.text import count_of, format_size, some
 
 if TYPE_CHECKING:
     from ckptconv.features.verify.report import Verification
@@ -69,10 +70,12 @@ def _report(done: Verification, verbose: bool) -> list[str]:
         lines.extend(f"{verb} {file.path} ({contents(file.bytes, file.tensors)})" for file in done.outputs)
     else:
         together = contents(sum(file.bytes for file in done.outputs), sum(file.tensors for file in done.outputs))
-        lines.append(f"{verb} {len(done.outputs)} files ({together})")
+        places = some([*dict.fromkeys(dirname(file.path) for file in done.outputs)], form=str)
+        lines.append(f"{verb} {len(done.outputs)} files in {places} ({together})")
     if done.manifest:
         chosen = ", ".join(f"{name}={value}" for name, value in done.options.items())
         lines.append(f"converted with {chosen}, says {done.manifest}")
+    lines.extend(done.notes)
     tied = f", {count_of(len(done.aliases), 'tied name')} among them" if done.aliases else ""
     averaged = f" averaged with {count_of(len(done.averaged), 'other')}" if done.averaged else ""
     merged = f" with {count_of(len(done.adapters), 'adapter')} merged" if done.adapters else ""

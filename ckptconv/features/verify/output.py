@@ -22,6 +22,7 @@ from ckptconv.formats.model_files import INDEX_SUFFIX, METADATA, SUFFIX
 from ckptconv.formats.registered import is_companion_name
 from ckptconv.formats.source import MODEL
 from ckptconv.formats.weight_map import read_index
+from ckptconv.outputs.targets import MANIFEST
 from ckptconv.plan import Data, FilePlan, Literal
 from ckptconv.storage import strict_json
 from ckptconv.storage.location import Location
@@ -122,7 +123,10 @@ def read_directory(
         if single not in places:
             present = [name for name in sorted(places) if name.endswith(SUFFIX)]
             if not present:
-                hint = unpublished(directory) or "The order is: verify SOURCE OUTPUT."
+                inner = [name for name, entry in directory.names.items() if entry.kind == "directory"]
+                outputs = [name for name in inner if directory.child(name).has_file(MANIFEST)]
+                named = f"Name one of the outputs in it: {some(outputs, form=str)}." if outputs else ""
+                hint = unpublished(directory) or named or "The order is: verify SOURCE OUTPUT."
                 raise UsageError(f"{path} holds neither {single} nor {index}.", hint)
             fact = f"{path} holds {some(present, 3, str)}, but no {index}."
             raise _file(index_path, fact, "The output is not complete.")

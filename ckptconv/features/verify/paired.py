@@ -24,7 +24,7 @@ def paired(
     source: Source, target: CheckedOutput, compared: Compared, done: Verification, attested: Attested
 ) -> Iterator[ExpectedPair]:
     """Yield the pairs of an output that is compared with its plan."""
-    done.outputs.extend(OutputFile(join(compared.path, plan.name), plan.size, plan.tensors) for plan in compared.plans)
+    done.outputs.extend(OutputFile(compared.path_of(plan.name), plan.size, plan.tensors) for plan in compared.plans)
     done.tensors += compared.tensors
     done.aliases.update(compared.aliases)
     attested.later(compared.check_frames, attested.known)

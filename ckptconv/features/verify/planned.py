@@ -14,9 +14,9 @@ from typing import Any, NoReturn
 from ckptconv.errors import DifferenceError
 from ckptconv.features.pairs.runs import ExpectedPair
 from ckptconv.features.verify import AGAIN
+from ckptconv.outputs.targets import final_path
 from ckptconv.plan import Copied, Data, FilePlan, Literal, Part, Trailer
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import join
 from ckptconv.storage.reading import Reader
 from ckptconv.tensors.lazy import Stored, untagged
 from ckptconv.tensors.moves import BLOCK
@@ -29,7 +29,8 @@ class Compared:
 
     `pairs` are the tensors whose elements are still to be compared, and `tensors` their number for people. `plans` are
     its files as a conversion plans them, `where` the places at which they are read. `crcs` are the CRC-32 of their data
-    by file and name, as far as known. `aliases` {removed: kept} and `record` are those of its manifest.
+    by file and name, as far as known. `aliases` {removed: kept} and `record` are those of its manifest. `form` says
+    where its files lie, as `Target.form` does.
     """
 
     path: str
@@ -40,6 +41,11 @@ class Compared:
     crcs: dict[str, dict[str, int]] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     record: Mapping[str, Any] = field(default_factory=dict)
+    form: str = ""
+
+    def path_of(self, name: str) -> str:
+        """Return the final path of a file, which may be read elsewhere."""
+        return final_path(self.path, self.form, name)
 
     def check_frames(self, known: Callable[[str], dict[str, int]]) -> list[str]:
         """Raise DifferenceError unless all bytes but the data are as planned. The chunks have been compared: `known`
@@ -51,7 +57,7 @@ class Compared:
         return []
 
     def _check(self, plan: FilePlan, reader: Reader) -> None:
-        path, known = join(self.path, plan.name), self.crcs.setdefault(plan.name, {})
+        path, known = self.path_of(plan.name), self.crcs.setdefault(plan.name, {})
         if reader.file.size != plan.size:
             differs(path, f"it has {reader.file.size} bytes, but {plan.size} were expected")
         for part in plan.parts:
@@ -79,17 +85,18 @@ def _crc(reader: Reader, part: Part) -> int:
     return crc
 
 
-def compare(path: str, plans: Sequence[FilePlan], where: Mapping[str, Location]) -> Compared:
-    """Pair every tensor of `plans` with the elements in its place in the files, which are read at `where`. Raise
-    DifferenceError for a file that is missing.
+def compare(path: str, plans: Sequence[FilePlan], where: Mapping[str, Location], form: str = "") -> Compared:
+    """Pair every tensor of `plans` with the elements in its place in the files of an output of this `form`, which are
+    read at `where`. Raise DifferenceError for a file that is missing.
 
     Neither the elements nor the bytes between the tensors are compared yet: see `Compared`.
     """
-    compared = Compared(path, sum(plan.tensors for plan in plans), plans, dict(where))
+    compared = Compared(path, sum(plan.tensors for plan in plans), plans, dict(where), form=form)
     for plan in plans:
         entry = where[plan.name].entry
         if entry.kind != "file":
-            raise DifferenceError(f"{join(path, plan.name)} is missing.", AGAIN, what="missing", file=entry.file.path)
+            missing = compared.path_of(plan.name)
+            raise DifferenceError(f"{missing} is missing.", AGAIN, what="missing", file=entry.file.path)
         for part in plan.parts:
             if isinstance(part, (Data, Copied)) and part.offset + part.nbytes <= entry.file.size:
                 want = untagged(part.tensor)

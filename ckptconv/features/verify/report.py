@@ -60,6 +60,9 @@ class Verification(Shown):
     adapters: list[str] = field(default_factory=list)
     """The adapters that `ckptconv merge` merged into the source, as its manifest says."""
 
+    notes: list[str] = field(default_factory=list)
+    """Which of the source's steps or checkpoints was compared, and why, each in a sentence."""
+
     inert: bool = False
     """Whether the output has no tensor but in objects of classes known by name only: it is no model then."""
 

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 ALONE: tuple[str, ...] = (
     "ckptconv.features.provenance.with_verify",
 )  # fmt: skip
+# The beginning of a source's notes on which of several checkpoints in it was read.
+_TAKEN = "Took "
 
 
 @bars.shown
@@ -138,6 +140,7 @@ def verify_outputs(
     done = Verification(first.path, [], first.format, 0, {}, 0, 0, 0, [])
     sources = {id(source): source for source, _ in outputs}.values()
     done.bytes_read = sum(source.bytes_read for source in sources)
+    done.notes = [note for source in sources for note in source.notes if note.startswith(_TAKEN)]
     others = frozenset(target.path for _, target in outputs)
     outputs = [(source, target._replace(others=others)) for source, target in outputs]
     attested, wrong = Attested(), Differences()

@@ -441,6 +441,23 @@ def test_megatron_s_file_says_which_step_is_the_last(latest: str, taken: str, tm
     assert open_source(run).pointers == (str(run / "latest_checkpointed_iteration.txt"),)
 
 
+@verifying
+@every("latest, why", [("1", "which latest_checkpointed_iteration.txt names"), ("", "the last of 2 steps")])
+def test_verify_names_the_step_of_a_run_that_it_compares(latest: str, why: str, tmp_path: Path) -> None:
+    run, output = tmp_path / "run", tmp_path / "o.safetensors"
+    for number in (1, 2):
+        megatron({"w": torch.full((2,), float(number))}).write(run / f"iter_000000{number}")
+    if latest:
+        (run / "latest_checkpointed_iteration.txt").write_text(latest)
+    taken = f"Took iter_000000{latest or 2}, {why}."
+    assert taken in done(ckptconv_here("convert", run, output, "--no-fsync")).out
+    verified = done(ckptconv_here("verify", run, output))
+    assert f"{taken}\nequal to {run}: " in verified.out
+    assert json.loads(done(ckptconv_here("verify", run, output, "--json")).out)["notes"] == [taken]
+    # The step itself needs no note.
+    assert "Took" not in done(ckptconv_here("verify", run / f"iter_000000{latest or 2}", output)).out
+
+
 def test_a_tag_of_a_run_that_is_not_deepspeed_s_is_refused(tmp_path: Path) -> None:
     run = tmp_path / "run"
     for number in (10, 110, 200):

@@ -478,10 +478,22 @@ def test_a_changed_step_is_not_verified(tmp_path: Path) -> None:
     verified_here(source, tmp_path / "run")
     pointer = tmp_path / "run/latest_checkpointed_iteration.txt"
     pointer.write_text("1234567")
-    assert ckptconv_here("verify", source, tmp_path / "run").code == 1
+    ckptconv_here("verify", source, tmp_path / "run").refused(1, f"{pointer} differs from the written output")
     pointer.write_text("release")
     data = tmp_path / "run/release/__0_0.distcp"
     changed = bytearray(data.read_bytes())
     changed[len(changed) // 2] ^= 1
     data.write_bytes(changed)
     assert ckptconv_here("verify", source, tmp_path / "run").code == 1
+
+
+@verifying
+def test_verify_names_the_step_of_a_run_that_it_compares(tmp_path: Path) -> None:
+    source, run = saved(tmp_path / "model", model(DENSE)), tmp_path / "run"
+    for number in (1, 2):
+        done(ckptconv_here("convert", source, run / f"iter_000000{number}", *QUIETLY))
+    several = "Name one of the outputs in it: iter_0000001, iter_0000002."
+    ckptconv_here("verify", source, run).refused(2, several)
+    assert f"files in {run}/iter_0000002, {run} (" in done(ckptconv_here("verify", source, run / "iter_0000002")).out
+    done(ckptconv_here("convert", source, run, *QUIETLY))
+    assert f"files in {run}/release, {run} (" in done(ckptconv_here("verify", source, run)).out
