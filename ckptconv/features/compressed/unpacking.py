@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from importlib import import_module
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError
+from ckptconv.storage.buffered import InMemory
 from ckptconv.storage.crc import crc32
 from ckptconv.storage.files import DescriptorReader, Readers
 from ckptconv.storage.paths import is_remote
@@ -209,14 +210,16 @@ class _PackedReader(Reader):
         self._contents.fill(self.file, offset, buffers)
 
 
-def content_of(file: File, reader: Reader, most: int) -> bytes:
-    """Return the content of a packed file. Raise LimitError if it has more than `most` bytes."""
-    assert file.packed is not None
+def content_of(data: bytes, method: str, name: str, most: int) -> bytes:
+    """Return the content of packed `data`, which messages call `name`. Raise LimitError if it has more than `most`
+    bytes."""
+    reader = InMemory(data, name)
+    packed = Packed(reader.file, 0, len(data), None, method)
     content = bytearray()
-    for piece in UNPACKING[file.packed.method](file, file.packed, reader):
+    for piece in UNPACKING[method](File(name, 0, packed=packed), packed, reader):
         content += piece
         if len(content) > most:
-            raise LimitError(f"{file.path} unpacks to more than the {most} bytes that it can have.")
+            raise LimitError(f"{name} unpacks to more than the {most} bytes that it can have.")
     return bytes(content)
 
 

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError, damaged
 from ckptconv.features.joining.values import Files, Value
-from ckptconv.features.ocdbt.wire import MANIFEST, NODE, Body
+from ckptconv.features.ocdbt.wire import MANIFEST, NODE, Body, Reference
 from ckptconv.storage.inside import check_inside
 from ckptconv.tensors.moves import File
 
 NAME, _NUMBERED = "manifest.ocdbt", re.compile(r"manifest\.[0-9a-f]{16}")
-# The most bytes of a manifest, and of a node; the most keys; the greatest height.
-_MOST_MANIFEST, _MOST_NODE, _MOST_KEYS, _DEEPEST = 4 << 20, 100_000_000, 1 << 22, 64
+# The most bytes of a manifest; the most keys.
+_MOST_MANIFEST, _MOST_KEYS = 4 << 20, 1 << 22
 # The binary logarithms of the branches of a tree of versions that tensorstore reads.
 _ARITIES = range(1, 17)
 # The most memory of all nodes: so many times the bytes of their files, and some more; and the most bytes in files.
@@ -61,36 +61,32 @@ class Database:
         return self._names
 
     def _read(self) -> dict[str, Value]:
-        level, pairs, seen = self._root(), list[tuple[bytes, Value]](), set[tuple[str, int]]()
+        level, pairs = self._root(), list[tuple[bytes, Value]]()
         packed = memory = 0
         while level:
-            seen.update((node.value.file.path, node.value.offset) for node in level)
             packed, count = packed + sum(node.value.length for node in level), sum(node.keys for node in level)
             if packed > _MOST_NODES or count > _MOST_KEYS:
                 raise LimitError(f"{self._where} has {count} keys, in nodes of {packed} bytes: too many.")
             below: list[_Node] = []
             for node, data in zip(level, self._files.contents([node.value for node in level]), strict=True):
                 body = Body(node.value.file, node.value.offset, data, NODE)
-                if body.fixed(1) != node.height:
-                    raise body.wrong(f"it is of another height than {node.height}, which leads to it")
+                keys, cuts = _keys(body, node)
                 if node.height:
-                    below += self._children(body, node)
+                    below += self._children(body, node, keys, cuts)
                 else:
-                    pairs += self._entries(body, node)
+                    pairs += zip(keys, self._entries(body, len(keys)), strict=True)
+                body.end()
                 memory += body.nbytes
                 if memory > _GROWTH * packed + _ROOM:
                     raise LimitError(f"{self._where} has nodes of {packed} bytes, which unpack to {memory}: too many.")
             level = below
-            twice = [node.value for node in level if (node.value.file.path, node.value.offset) in seen]
-            if twice or len({node.value for node in level}) < len(level):
-                raise damaged(f"{self._where}: a node leads to one that another leads to: it is damaged.")
         try:
             return {key.decode(): value for key, value in pairs}
         except UnicodeDecodeError as error:
             raise damaged(f"{self._where}: its key {error.object[:100]!r} is not UTF-8.") from None
 
     def _root(self) -> list[_Node]:
-        """Return the root of the newest version; none if it is empty."""
+        """Return the root of the newest version; none if that is empty."""
         body, kind, identity = self._manifest(NAME)
         if kind == 1:
             body.end()
@@ -102,40 +98,36 @@ class Database:
                 raise body.wrong(f"it belongs to another database than {NAME}")
         if kind:
             raise UnsupportedError(f"{body.where} is a manifest of kind {kind}, which is not known.")
-        table, count = body.table(""), body.count()
-        generations, heights = body.column(count), [*body.take(count)]
-        files, offsets, lengths, keys, _, _ = (body.column(count) for _ in range(6))
+        body.table("")
+        count = body.varint()
+        generations, heights, versions = body.column(count), body.take(count), body.references(count)
         body.take(8 * count)
-        older = body.count()
+        older = body.varint()
         body.column(5 * older)
         body.take(9 * older)
         body.end()
         if not count or sorted({0, *generations})[1:] != generations:
             raise body.wrong(f"its versions are not in order: {generations[:8]}")
-        if not lengths[-1]:
-            return []
-        return [self._node(body, table, (files[-1], offsets[-1], lengths[-1]), heights[-1], keys[-1])]
+        return [self._node(body, versions[-1], heights[-1])] if versions[-1].length else []
 
     def _manifest(self, name: str) -> tuple[Body, int, bytes]:
         """Return the part of a manifest after its heading, its kind, and its identity."""
-        data, file = self._files.whole(name, _MOST_MANIFEST), self._files.find(name)
-        assert data is not None, name  # it is listed
-        assert file is not None, name
-        body = Body(file, 0, data, MANIFEST, _MOST_MANIFEST)
+        data = self._files.whole(name, _MOST_MANIFEST) or b""
+        body = Body(File(str(self._files.place.join(name)), len(data)), 0, data, MANIFEST, _MOST_MANIFEST)
         identity, kind, _ = body.take(16), body.varint(), body.column(2)
         arity, compression = body.fixed(1), body.varint()
         if arity not in _ARITIES:
             raise body.wrong(f"its versions are in a tree of 2^{arity} branches")
         if compression > 1:
-            raise UnsupportedError(f"{file.path} compresses nodes in way {compression}, which is not known.")
+            raise UnsupportedError(f"{body.where} compresses nodes in way {compression}, which is not known.")
         body.take(4 * compression)
         return body, kind, identity
 
-    def _place(self, body: Body, table: list[tuple[str, str]], index: int, offset: int, length: int) -> Value:
+    def _place(self, body: Body, index: int, offset: int, length: int) -> Value:
         """Return the place to which `body` refers. Raise CorruptError if it does not exist."""
-        if index >= len(table):
-            raise body.wrong(f"it refers to data file {index} of {len(table)}")
-        path = table[index][0]
+        if index >= len(body.files):
+            raise body.wrong(f"it refers to data file {index} of {len(body.files)}")
+        path, _ = body.files[index]
         if path not in self._known:
             check_inside(path, body.where, self._files.place.path)
             file = self._files.find(path)
@@ -152,54 +144,48 @@ class Database:
             )
         return Value(file, offset, length)
 
-    def _node(
-        self, body: Body, table: list[tuple[str, str]], place: tuple[int, int, int], height: int, *facts: Any
-    ) -> _Node:
-        """Return a node by its place: the number of its data file, its offset, and its length."""
-        if place[2] > _MOST_NODE or height > _DEEPEST:
-            raise body.wrong(f"it leads to a node of {place[2]} bytes, of height {height}")
-        return _Node(self._place(body, table, *place), table[place[0]][1], height, *facts)
+    def _node(self, body: Body, to: Reference, height: int, *keys: Any) -> _Node:
+        """Return the node to which `body` refers. `keys` are the prefix and the limits of its keys."""
+        return _Node(self._place(body, *to[:3]), body.files[to.file][1], height, to.keys, *keys)
 
-    def _keys(self, body: Body, node: _Node, count: int, *, cut: bool) -> tuple[list[bytes], list[int]]:
-        """Return the keys in a node, and the lengths of the prefixes that are cut from them below it."""
-        words, cuts = body.words(count, cut=cut)
-        keys = [node.prefix + word for word in words]
-        is_within = not keys or (node.first <= keys[0] and (node.stop is None or keys[-1] < node.stop))
-        if not is_within or keys != sorted({*keys}):
-            raise body.wrong(f"its keys are not in order, or belong to another node: {keys[0][:100]!r}, and others")
-        return keys, [len(node.prefix) + length for length in cuts]
-
-    def _entries(self, body: Body, node: _Node) -> Iterator[tuple[bytes, Value]]:
-        """Yield the keys in a leaf, and their values."""
-        table, count = body.table(node.base), body.count()
-        if count != node.keys:
-            raise body.wrong(f"it has {count} keys, and what leads to it says {node.keys}")
-        keys, _ = self._keys(body, node, count, cut=False)
+    def _entries(self, body: Body, count: int) -> Iterator[Value]:
+        """Yield the values in a leaf."""
         lengths, kinds = body.column(count), body.column(count)
         if any(kind > 1 for kind in kinds):
             raise body.wrong("a value is neither in it nor in a file")
         files, offsets = iter(body.column(sum(kinds))), iter(body.column(sum(kinds)))
-        for key, length, kind in zip(keys, lengths, kinds, strict=True):
+        for length, kind in zip(lengths, kinds, strict=True):
             if kind:
-                value = self._place(body, table, next(files), next(offsets), length)
+                yield self._place(body, next(files), next(offsets), length)
             else:
-                value = Value(body.file, body.start + body.at, length, body.take(length))
-            yield key, value
-        body.end()
+                yield Value(body.file, body.start + body.at, length, body.take(length))
 
-    def _children(self, body: Body, node: _Node) -> Iterator[_Node]:
-        """Yield the references in an inner node."""
-        table, count = body.table(node.base), body.count()
-        if count > node.keys:
-            raise body.wrong(f"it leads to {count} nodes with {node.keys} keys")
-        keys, cuts = self._keys(body, node, count, cut=True)
-        files, offsets, lengths, numbers, _, _ = (body.column(count) for _ in range(6))
-        body.end()
-        if sum(numbers) != node.keys:
-            raise body.wrong(f"it has {sum(numbers)} keys below it, and what leads to it says {node.keys}")
-        places = zip(files, offsets, lengths, strict=True)
-        for place, number, key, cut, stop in zip(places, numbers, keys, cuts, [*keys[1:], node.stop], strict=True):
-            yield self._node(body, table, place, node.height - 1, number, key[:cut], key, stop)
+    def _children(self, body: Body, node: _Node, keys: list[bytes], cuts: list[int]) -> Iterator[_Node]:
+        """Yield the nodes to which an inner node leads. `cuts` are the lengths of the prefixes of their keys."""
+        children = body.references(len(keys))
+        count = sum(child.keys for child in children)
+        if count != node.keys:
+            raise body.wrong(f"it has {count} keys below it, and what leads to it says {node.keys}")
+        for child, key, cut, stop in zip(children, keys, cuts, [*keys[1:], node.stop], strict=True):
+            yield self._node(body, child, node.height - 1, key[:cut], key, stop)
+
+
+def _keys(body: Body, node: _Node) -> tuple[list[bytes], list[int]]:
+    """Read a node up to its keys. Return these, and the lengths of the prefixes that the nodes below share.
+
+    Raise CorruptError if it is not the node that another leads to.
+    """
+    if body.fixed(1) != node.height:
+        raise body.wrong(f"it is of another height than {node.height}, which leads to it")
+    body.table(node.base)
+    count = body.varint()
+    if not count or (count > node.keys if node.height else count != node.keys):
+        raise body.wrong(f"it has {count} entries, and what leads to it says {node.keys} keys")
+    keys, cuts = body.words(count, node.prefix, cut=node.height > 0)
+    is_within = node.first <= keys[0] and (node.stop is None or keys[-1] < node.stop)
+    if not is_within or keys != sorted({*keys}):
+        raise body.wrong(f"its keys are not in order, or belong to another node: {keys[0][:100]!r}, and others")
+    return keys, cuts
 
 
 def _check_apart(values: Iterable[Value]) -> None:

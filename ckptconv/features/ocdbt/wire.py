@@ -6,11 +6,12 @@ the body, the body, and the CRC-32C of all that. In a body, the fields of severa
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError, damaged
 from ckptconv.features.compressed.crc32c import crc32c
 from ckptconv.features.compressed.packing import CRC32C_SIZE, FRAME, check_crc32c
 from ckptconv.features.compressed.unpacking import content_of
-from ckptconv.storage.buffered import InMemory
 from ckptconv.tensors.moves import File, Packed
 
 MANIFEST, NODE = 0x0CDB3A2A, 0x0CDB20DE
@@ -19,12 +20,23 @@ MANIFEST, NODE = 0x0CDB3A2A, 0x0CDB20DE
 _HEAD, _MOST_BODY, _GROWTH, _ROOM = 14, 100_000_000, 64, 16 << 20
 # The most bytes of a word, and of all words of one body; the memory of a word besides its bytes; the most data files in
 # one table.
-_LONGEST, _MOST_SPELLED, _PER_WORD, _MOST_FILES = 1 << 14, 64 << 20, 128, 1 << 18
+_LONGEST, _MOST_SPELLED, _PER_WORD, _MOST_FILES = 1 << 14, 128 << 20, 128, 1 << 18
+
+
+class Reference(NamedTuple):
+    """A reference to a node: the number of its data file in a table, its offset and length, and how many keys are in it
+    or below it."""
+
+    file: int
+    offset: int
+    length: int
+    keys: int
 
 
 class Body:
     """Reads the body of a frame from its beginning to its end. The body lies in `file`, from byte `start` on; if it is
-    compressed, `file` is its unpacked content. `nbytes` is the memory that the body and its words take."""
+    compressed, `file` is its unpacked content. `nbytes` is the memory that the body and its words take. `files` is its
+    table of data files, once that is read: the path of each, and the directory from which paths in it begin."""
 
     def __init__(self, file: File, offset: int, data: bytes, magic: int, most: int = _MOST_BODY) -> None:
         """Open the frame `data`, which begins at byte `offset` of `file`, and has a body of at most `most` bytes.
@@ -43,12 +55,11 @@ class Body:
         self.file, self.start, self.at = file, offset + _HEAD, 0
         self._data = data[_HEAD:-CRC32C_SIZE]
         if data[13]:
-            packed_body = InMemory(self._data, self.where)
-            packed = packed_body.file._replace(packed=Packed(packed_body.file, 0, size, None, FRAME))
-            self._data = content_of(packed, packed_body, min(most, _GROWTH * size + _ROOM))
-            self.file = File(self.where, len(self._data), file.stamp, Packed(file, self.start, size, None, FRAME))
-            self.start = 0
+            packed = Packed(file, self.start, size, None, FRAME)
+            self._data = content_of(self._data, FRAME, self.where, min(most, _GROWTH * size + _ROOM))
+            self.file, self.start = File(self.where, len(self._data), file.stamp, packed), 0
         self.nbytes = len(self._data)
+        self.files: list[tuple[str, str]] = []
 
     def wrong(self, why: str) -> CorruptError:
         """Return the error for a body that no writer makes."""
@@ -75,48 +86,48 @@ class Body:
                 return value
         raise self.wrong(f"the number before byte {self.at} has no end")
 
-    def count(self) -> int:
-        """Return the next number, a count of items that take a byte or more each."""
-        count = self.varint()
-        if count > len(self._data) - self.at:
-            raise self.wrong(f"it has {count} items in {len(self._data) - self.at} bytes")
-        return count
-
     def column(self, count: int) -> list[int]:
-        """Return the next `count` numbers."""
+        """Return the next `count` numbers, which are no more than the bytes that are left."""
         return [self.varint() for _ in range(count)]
 
-    def words(self, count: int, *, cut: bool) -> tuple[list[bytes], list[int]]:
-        """Return `count` words. Each is stored as the length of its common prefix with the word before it, and the
-        rest. With `cut`, also return the length of the prefix of each word that others share."""
+    def words(self, count: int, start: bytes = b"", *, cut: bool) -> tuple[list[bytes], list[int]]:
+        """Return `count` words, all of which begin with `start`. The rest of each is stored as the length of its common
+        prefix with the rest before it, and what follows. With `cut`, also return the length of the prefix of each word
+        that others share."""
         prefixes = [0, *self.column(count - 1)] if count else []
         suffixes = self.column(count)
         cuts = self.column(count) if cut else [0] * count
         words: list[bytes] = []
-        word, total = b"", 0
+        word, total = start, 0
         self.nbytes += _PER_WORD * count
         for prefix, suffix, shared in zip(prefixes, suffixes, cuts, strict=True):
-            before, word = word, word[:prefix] + self.take(suffix)
+            before, word = word, word[: len(start) + prefix] + self.take(suffix)
             total += len(word)
-            if prefix > len(before) or shared > len(word):
+            if len(start) + prefix > len(before) or len(start) + shared > len(word):
                 raise self.wrong(f"a word begins with {prefix} bytes of {before[:100]!r}, and shares {shared}")
             if len(word) > _LONGEST or total > _MOST_SPELLED:
                 raise LimitError(f"{self.where} spells words of {total} bytes, one of {len(word)}: too many.")
             words.append(word)
         self.nbytes += total
-        return words, cuts
+        return words, [len(start) + shared for shared in cuts]
 
-    def table(self, base: str) -> list[tuple[str, str]]:
-        """Return the table of data files: the path of each, below the directory `base`, and the directory from which
-        paths in it begin."""
-        count = self.count()
+    def table(self, base: str) -> None:
+        """Read the table of data files, whose paths begin at the directory `base`."""
+        count = self.varint()
         if count > _MOST_FILES:
             raise LimitError(f"{self.where} refers to {count} data files: too many.")
         words, cuts = self.words(count, cut=True)
         try:
-            return [(base + word.decode(), base + word[:at].decode()) for word, at in zip(words, cuts, strict=True)]
+            self.files = [
+                (base + word.decode(), base + word[:at].decode()) for word, at in zip(words, cuts, strict=True)
+            ]
         except UnicodeDecodeError:
             raise self.wrong("the path of a data file is not UTF-8") from None
+
+    def references(self, count: int) -> list[Reference]:
+        """Return the next `count` references to nodes. What they say of sums of bytes is passed over."""
+        columns = [self.column(count) for _ in range(6)]
+        return [*map(Reference, *columns[:4])]
 
     def end(self) -> None:
         """Raise CorruptError if bytes are left."""

@@ -16,7 +16,6 @@ from ckptconv.features.joining.chunks import ChunkTile, Shape, join
 from ckptconv.features.joining.values import Files, Store, Value
 from ckptconv.features.zarr import layouts
 from ckptconv.features.zarr.layouts import Layout
-from ckptconv.storage.buffered import InMemory
 from ckptconv.tensors.lazy import Convert, Inline, LazyTensor, Picked, Stored, Zeros
 from ckptconv.tensors.moves import File, Packed, Swap
 from ckptconv.text import quoted
@@ -48,20 +47,19 @@ def opened(
     """
     stored = {name: store.under(name) for name in names}
     layouts = _layouts(stored, files)
-    values = {name: layout.by_cell(stored[name]) for name, layout in layouts.items()}
-    indexed = [(layout, value) for name, layout in layouts.items() if layout.shards for value in values[name].values()]
-    indices = iter(files.contents([_index(layout, value) for layout, value in indexed]))
-    tensors, filled = {}, []
+    values = {name: layout.by_start(stored[name]) for name, layout in layouts.items()}
+    chunks = {name: {} if layout.shards else values[name] for name, layout in layouts.items()}
+    shards = [(name, start) for name, layout in layouts.items() if layout.shards for start in values[name]]
+    indices = files.contents([_index(layouts[name], values[name][start]) for name, start in shards])
+    for (name, start), index in zip(shards, indices, strict=True):
+        chunks[name].update(_inner(layouts[name], values[name][start], index, start))
+    filled = []
     for name, layout in layouts.items():
-        chunks: dict[Shape, Value] = {}
-        for cell, value in values[name].items():
-            start = tuple(map(operator.mul, cell, layout.chunk))
-            chunks.update(_inner(layout, value, next(indices), start) if layout.shards else [(start, value)])
-        if len(chunks) < (cells := math.prod(map(len, _steps(layout)))):
+        if len(chunks[name]) < (wanted := math.prod(map(len, _steps(layout)))):
             if has_all:
-                raise _lacking(name, layout, chunks, {layout.named(cell) for cell in values[name]})
-            filled.append(f"{len(chunks):,} of {cells:,} of {quoted(name)}")
-        tensors[name] = _joined(layout, chunks)
+                raise _lacking(name, layout, chunks[name], values[name])
+            filled.append(f"{len(chunks[name]):,} of {wanted:,} of {quoted(name)}")
+    tensors = {name: _joined(layout, chunks[name]) for name, layout in layouts.items()}
     for file in {source.stored for tensor in tensors.values() for source in tensor.inputs()}:
         files.add(file)
     return tensors, filled
@@ -72,26 +70,27 @@ def _steps(layout: Layout) -> list[range]:
     return [range(0, extent, step) for extent, step in zip(layout.shape, layout.inner, strict=True)]
 
 
-def _lacking(name: str, layout: Layout, chunks: Container[Shape], keys: Container[str]) -> CorruptError:
-    """Return the error for an array that lacks chunks of its own; `keys` are those that it has."""
+def _lacking(name: str, layout: Layout, chunks: Container[Shape], values: Container[Shape]) -> CorruptError:
+    """Return the error for an array that lacks chunks of its own; `values` are those of its keys."""
     start = next(start for start in itertools.product(*_steps(layout)) if start not in chunks)
-    key = layout.named(tuple(map(operator.floordiv, start, layout.chunk)))
-    inside = f", in its shard {name}/{key}" if key in keys else f": {name}/{key}"
+    cell = tuple(map(operator.floordiv, start, layout.chunk))
+    key = f"{name}/{layout.named(cell)}"
+    inside = f", in its shard {key}" if tuple(map(operator.mul, cell, layout.chunk)) in values else f": {key}"
     return damaged(f"{layout.where} lacks the chunk of its elements from {list(start)} on{inside}.")
 
 
 def _layouts(stored: Mapping[str, Mapping[str, Value]], files: Files) -> dict[str, Layout]:
-    described: list[tuple[str, Value]] = []
+    version_of: dict[str, str] = {}
     for name, values in stored.items():
-        descriptions = [(version, values[version]) for version in (layouts.SECOND, layouts.THIRD) if version in values]
-        if len(descriptions) != 1 or descriptions[0][1].length > _MOST_JSON:
-            has = "described twice, or at too great length" if descriptions else "not there"
+        versions = [version for version in layouts.DESCRIPTIONS if version in values]
+        if len(versions) != 1 or values[versions[0]].length > _MOST_JSON:
+            has = "described twice, or at too great length" if versions else "not there"
             raise CorruptError(f"{files.place}: the array {quoted(name)}, which its tree names, is {has}.")
-        described += descriptions
-    contents = files.contents([value for _, value in described])
+        version_of[name] = versions[0]
+    contents = files.contents([stored[name][version] for name, version in version_of.items()])
     return {
         name: layouts.layout_of(data, f"{files.place}: the array {quoted(name)}", version)
-        for name, (version, _), data in zip(stored, described, contents, strict=True)
+        for (name, version), data in zip(version_of.items(), contents, strict=True)
     }
 
 
@@ -137,8 +136,8 @@ def _joined(layout: Layout, stored: dict[Shape, Value]) -> LazyTensor:
     cells = math.prod(map(len, steps))
     if len(stored) < cells and not layout.is_zero:
         raise UnsupportedError(f"{layout.where} has parts that are not stored, and a value for them that is not zero.")
-    if not stored:
-        return Zeros(layout.dtype, layout.shape) if cells else Inline(b"", layout.dtype, layout.shape)
+    if cells and not stored:
+        return Zeros(layout.dtype, layout.shape)
     if cells > _GROWTH * len(stored) + _ROOM:
         raise LimitError(f"{layout.where} is cut into {cells} pieces, and has {len(stored)} of them.")
     tiles = []
@@ -153,24 +152,21 @@ def _chunk(layout: Layout, value: Value, box: Shape) -> LazyTensor:
     """Return the part `box`, from its beginning, of a stored chunk."""
     where = f"{value.file.path} (chunk at byte {value.offset})"
     file, offset, length, data = value
-    is_held = data is not None and (not layout.methods or layout.nbytes <= _SMALL)
+    if layout.methods and layout.nbytes > _SMALL:
+        data = None
     for at, method in enumerate(layout.methods):
         size = length - CRC32C_SIZE * (method == CRC32C)
         if method == FRAME:  # the unpacked bytes may have checksums of their own
             size = layout.nbytes + CRC32C_SIZE * layout.methods[at + 1 :].count(CRC32C)
         if size < 0:
             raise damaged(f"{where} has {length} bytes, too few for a checksum.")
-        packed = Packed(file, offset, length, None, method)
-        if is_held and data is not None:
-            reader = InMemory(data, where)
-            data = content_of(File(where, size, "", packed._replace(file=reader.file, offset=0)), reader, size)
-            size = len(data)
-        file, offset, length = File(where, size, file.stamp, packed), 0, size
+        file, offset, length = File(where, size, file.stamp, Packed(file, offset, length, None, method)), 0, size
+        if data is not None:
+            data = content_of(data, method, where, size)
+            length = len(data)
     if length != layout.nbytes:
         raise damaged(f"{where} has {length} bytes, and a chunk of {layout.where} has {layout.nbytes}.")
     tensor: LazyTensor = Stored(file, offset, layout.dtype, box, layout.strides)
-    if is_held and data is not None:
+    if data is not None:
         tensor = Picked(Inline(data, layout.dtype, layout.stored), 0, box, layout.strides)
-        if box == layout.stored and layout.order == tuple(range(len(box))):
-            tensor = tensor.tensor
     return Convert(tensor, Swap(layout.swapped), layout.dtype) if layout.swapped > 1 else tensor

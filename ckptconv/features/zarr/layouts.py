@@ -107,15 +107,15 @@ class Layout(NamedTuple):
         first, separator, alone = self.key
         return first + separator.join(map(str, cell)) if cell else alone
 
-    def by_cell(self, values: Mapping[str, _Value]) -> dict[Shape, _Value]:
-        """Return the values of the array's keys by their index in the grid. Other keys are left out."""
-        by_cell: dict[Shape, _Value] = {}
+    def by_start(self, values: Mapping[str, _Value]) -> dict[Shape, _Value]:
+        """Return the values of the array's keys by their first index in the array. Other keys are left out."""
+        by_start: dict[Shape, _Value] = {}
         for key, value in values.items():
             cell = tuple(map(int, _NUMBER.findall(key)))[: len(self.shape)]
-            start = map(operator.mul, cell, self.chunk)
+            start = tuple(map(operator.mul, cell, self.chunk))
             if len(cell) == len(self.shape) and self.named(cell) == key and all(map(operator.lt, start, self.shape)):
-                by_cell[cell] = value
-        return by_cell
+                by_start[start] = value
+        return by_start
 
 
 def layout_of(data: bytes, where: str, version: str) -> Layout:
@@ -130,11 +130,13 @@ def layout_of(data: bytes, where: str, version: str) -> Layout:
     except ValueError as error:
         raise CorruptError(f"{where} is described otherwise than zarr does: {error}.") from None
     shapes = layout.shape, layout.chunk, layout.inner
-    is_cut = (
-        not {0} & {*layout.chunk, *layout.inner} and len({*map(len, shapes)}) == 1 and len(layout.shape) <= MAX_DIMS
-    )
-    is_cut = is_cut and not any(whole % part for whole, part in zip(layout.chunk, layout.inner, strict=True))
-    if not is_cut or any(math.prod(shape) * layout.dtype.itemsize >= MAX_BYTES for shape in shapes):
+    if (
+        len({*map(len, shapes)}) > 1
+        or len(layout.shape) > MAX_DIMS
+        or 0 in (*layout.chunk, *layout.inner)
+        or any(map(operator.mod, layout.chunk, layout.inner))
+        or any(math.prod(shape) * layout.dtype.itemsize >= MAX_BYTES for shape in shapes)
+    ):
         raise CorruptError(
             f"{where} has the shape {brief(layout.shape)}, in chunks of {brief(layout.chunk)}, {brief(layout.inner)}."
         )
@@ -143,14 +145,13 @@ def layout_of(data: bytes, where: str, version: str) -> Layout:
 
 def _second(fields: dict[str, Any], where: str) -> Layout:
     match = _NUMPY.fullmatch(fields["dtype"]) if type(fields["dtype"]) is str else None
-    is_numpy = match is not None and match[2] in TORCH_NAMES
-    dtype = _dtype(TORCH_NAMES[match[2]] if match and is_numpy else fields["dtype"], where)
-    compressor, axes = fields["compressor"], range(len(fields["shape"]))
+    order, name = (match[1], TORCH_NAMES[match[2]]) if match and match[2] in TORCH_NAMES else ("", fields["dtype"])
+    dtype, axes, compressor = _dtype(name, where), range(len(fields["shape"])), fields["compressor"]
     _packings([{"name": codec.get("id")} for codec in fields["filters"] or ()], where, ())
     return Layout(
         where,
         dtype,
-        itemsize_of_components(dtype) if match and is_numpy and match[1] == ">" else 1,
+        itemsize_of_components(dtype) if order == ">" else 1,
         tuple(fields["shape"]),
         tuple(fields["chunks"]),
         tuple(fields["chunks"]),

@@ -199,6 +199,17 @@ def _spell(place: Path) -> None:
     nodes(place, b"", [*leaves, inner(children)], keys=5000, height=1, compression=1)
 
 
+def _inherit(place: Path) -> None:
+    """50 nodes above one another, each with 16,000 bytes of the prefix of 1,000 keys: 800 MB."""
+    part = b"a" * 16_000
+    bodies, sizes = [_leaf(*((b"%04d" % number, b"") for number in range(1000)))], list[int]()
+    for height in range(1, 51):
+        sizes.append(len(frame(NODE, bodies[-1], compression=1)))
+        bodies.append(inner([(part, sum(sizes[:-1]), sizes[-1], 1000)], height, [len(part)]))
+    nodes(place, b"", bodies, keys=1000, height=50, compression=1)
+
+
+_add(CORRUPT, "node_inherited", "small nodes whose keys inherit a prefix of 800 kB", _inherit)
 _add(CORRUPT, "node_spelled", "small leaves whose keys are spelled to 80 MB", _spell)
 _nodes("away", "a value in a file of another directory", _leaf((b"a", (1, 0, 1)), files=table([FILE, "d/y"])))
 
