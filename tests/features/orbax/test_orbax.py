@@ -415,6 +415,14 @@ def test_the_word_that_flax_has_twice_is_passed_over_in_states_too(tmp_path: Pat
     assert [*state_of(place)] == ["a"]
 
 
+@every("around", ["", "params."])
+def test_a_state_that_is_all_of_the_optimizer_is_converted(around: str, tmp_path: Path) -> None:
+    place = writer.step(tmp_path / "step", {"params.w": ARRAY, f"opt_state.{around}w": ARRAY + 1})
+    states = tmp_path / "states.safetensors"
+    done(ckptconv_here("convert", place, tmp_path / "out.safetensors", "--optimizer", states))
+    assert_same(load_file(states), {"w.state": torch.from_numpy(ARRAY + 1)})
+
+
 def test_each_chunk_is_expected_to_be_read_once(tmp_path: Path) -> None:
     """So that it is unpacked where it is wanted, and not to the temporary file."""
     place = writer.step(tmp_path / "step", {"w": np.random.default_rng(0).random((512, 512), np.float32)}, rows=64)
