@@ -8,9 +8,7 @@ tensors are read on request.
 from __future__ import annotations
 
 import functools
-from collections import Counter
-from collections.abc import Collection, Hashable
-from dataclasses import dataclass, field
+from collections.abc import Hashable
 from typing import Any
 
 from ckptconv.errors import CkptconvError
@@ -18,7 +16,7 @@ from ckptconv.features.dcp import dialects
 from ckptconv.features.dcp.described import Described
 from ckptconv.features.dcp.locate import FAMILY, located
 from ckptconv.features.joining import names as dcp_names
-from ckptconv.features.joining.names import left_by_key, named
+from ckptconv.features.joining.left import VALUE, Left
 from ckptconv.features.joining.run_layout import Located
 from ckptconv.formats.source import (
     NOT_CONVERTED,
@@ -31,7 +29,6 @@ from ckptconv.formats.source import (
 )
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
-from ckptconv.text import some
 
 _CUT_SHORT = "was cut short, or is another save's: it lacks bytes of entries that are not converted here."
 
@@ -59,7 +56,7 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
     model = dcp_names.subtree(checkpoint.tree(chosen), roles.model)
     weights = {} if model is None else model
     # A user who names a key, or asks for the optimizer, needs no notes about the rest.
-    left = _Left() if wanted.key else _Left.beside(set(chosen), checkpoint)
+    left = Left() if wanted.key else _beside(set(chosen), checkpoint)
     trees = {wanted.key: checkpoint.under(wanted.key)} if wanted.key else {}
     inputs = checkpoint.identified()
     states, state_inputs = None, dict[str, Hashable]()
@@ -131,45 +128,11 @@ def _facts(path: str, checkpoint: Described) -> dict[str, Any]:
     return facts
 
 
-@dataclass
-class _Left:
-    """Counts of the rest next to the model, by the key of its part; `optimizers` are the keys of optimizers."""
-
-    counts: dict[str, Counter[str]] = field(default_factory=dict)
-    optimizers: set[str] = field(default_factory=set)
-
-    @classmethod
-    def beside(cls, chosen: set[str], checkpoint: Described) -> _Left:
-        left = cls()
-        for name, way in checkpoint.described.paths.items():
-            if name not in chosen:
-                key = dcp_names.dotted(checkpoint.roles.part_of(way))
-                kind = "tensor" if name in checkpoint.described.tensors else "value"
-                left.counts.setdefault(key, Counter())[kind] += 1
-                if checkpoint.roles.optimizer_of(way) is not None:
-                    left.optimizers.add(key)
-        return left
-
-    def without(self, keys: Collection[str]) -> _Left:
-        return _Left({key: counts for key, counts in self.counts.items() if key not in keys}, self.optimizers - {*keys})
-
-    def messages(self) -> tuple[list[str], list[str]]:
-        """Return notes and warnings on the rest: tensors outside an optimizer are worth a warning."""
-        notes: list[str] = []
-        warnings: list[str] = []
-        for surprising, messages in ((False, notes), (True, warnings)):
-            keys = [
-                key
-                for key, count in self.counts.items()
-                if (count["tensor"] > 0 and key not in self.optimizers) is surprising
-            ]
-            if keys:
-                parts = some(keys, form=lambda key: f"{named(key)} ({_counted(self.counts[key])})")
-                messages.append(left_by_key(parts, keys, bool(self.optimizers) and not surprising))
-        return notes, warnings
-
-
-def _counted(counts: Counter[str]) -> str:
-    return ", ".join(
-        f"{counts[noun]:,} {noun}{'s' * (counts[noun] > 1)}" for noun in ("tensor", "value") if counts[noun]
-    )
+def _beside(chosen: set[str], checkpoint: Described) -> Left:
+    """Return the rest next to the `chosen` tensors and values."""
+    left, roles = Left(), checkpoint.roles
+    for name, way in checkpoint.described.paths.items():
+        if name not in chosen:
+            noun = "tensor" if name in checkpoint.described.tensors else VALUE
+            left.add(dcp_names.dotted(roles.part_of(way)), noun, is_state=roles.optimizer_of(way) is not None)
+    return left

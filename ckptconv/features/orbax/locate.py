@@ -22,7 +22,7 @@ _GUESS = Guess(CERTAIN, "a checkpoint of Orbax", "convert {} OUTPUT")
 _CHECKPOINT, _COMMITTED, _TIME = "_CHECKPOINT_METADATA", "commit_success.txt", "commit_timestamp_nsecs"
 # What is there when a step is complete.
 MARKERS = (_COMMITTED,)
-_MARKS = (tree.NAME, database.NAME, _CHECKPOINT)
+_MARKS = (tree.NAME, database.NAME)
 _UNFINISHED, _OF_PROCESS = ".orbax-checkpoint-tmp", "ocdbt.process_"
 _STEP = re.compile(r"(?:.*_)?(\d{1,18})")
 # Stores where files have their final names from the beginning.
@@ -44,33 +44,38 @@ def sniff(probe: Probe) -> Guess | None:
     """Recognize a directory of a step, an item or a run; or a file that describes one."""
     place = probe.place
     if probe.is_file:
-        return _GUESS._replace(place=place.parent) if place.name in _MARKS and _is_here(place.parent) else None
+        return (
+            _GUESS._replace(place=place.parent)
+            if place.name in (*_MARKS, _CHECKPOINT) and _is_here(place.parent)
+            else None
+        )
     is_one = probe.is_directory and (_is_here(place) or any(map(_is_here, _steps(place)[:_LOOKED_AT])))
     return _GUESS if is_one else None
 
 
 def _is_here(place: Location) -> bool:
     """Whether a directory is a step or an item, finished or not."""
-    return any(map(place.has_file, _MARKS)) or _UNFINISHED in place.name or bool(_items(place))
+    return _is_item(place) or place.has_file(_CHECKPOINT) or bool(_items(place))
 
 
 def _is_item(place: Location) -> bool:
-    return any(map(place.has_file, _MARKS[:2])) or _UNFINISHED in place.name
+    return any(map(place.has_file, _MARKS)) or _UNFINISHED in place.name
 
 
-def _folders(place: Location) -> list[str]:
+def folders(place: Location) -> list[str]:
+    """Return the names of the directories in a directory."""
     return [name for name, entry in place.names.items() if entry.kind == "directory"]
 
 
 def _items(place: Location) -> dict[str, Location]:
     """Return the directories of items, finished or not, in a step's directory."""
-    candidates = [name for name in _folders(place) if _CHECKPOINT in place.names or name.partition(".")[0] in _ITEMS]
+    candidates = [name for name in folders(place) if _CHECKPOINT in place.names or name.partition(".")[0] in _ITEMS]
     return {name: place.child(name) for name in candidates if _is_item(place.child(name))}
 
 
 def _steps(place: Location) -> list[Location]:
     """Return the directories of steps in a run's directory, the last first."""
-    numbers = ((_STEP.fullmatch(name.partition(_UNFINISHED)[0]), name) for name in _folders(place))
+    numbers = ((_STEP.fullmatch(name.partition(_UNFINISHED)[0]), name) for name in folders(place))
     return [
         place.child(name)
         for _, name in sorted(((int(match[1]), name) for match, name in numbers if match), reverse=True)
@@ -109,15 +114,13 @@ def _complete(place: Location) -> Step:
         raise _unfinished(place, f"{_CHECKPOINT} has no time at which it was committed")
     items = {"": place} if is_item else _items(place)
     handlers = metadata.get("item_handlers")
-    lacking = (
-        [] if is_item or not isinstance(handlers, dict) else [name for name in handlers if name not in place.names]
-    )
+    named = handlers if isinstance(handlers, dict) and not is_item else ()
+    lacking = [name for name in named if name not in place.names]
     if lacking:
         raise _unfinished(place, f"it lacks {some(lacking)}, which {_CHECKPOINT} names")
     committed = [place, place.parent] if is_item else [place, *items.values()]
-    if place.path.startswith(WITHOUT_RENAME) and not any(
-        marked.join(_COMMITTED).kind == "file" for marked in committed
-    ):
+    is_marked = any(marked.join(_COMMITTED).kind == "file" for marked in committed)
+    if place.path.startswith(WITHOUT_RENAME) and not is_marked:
         raise _unfinished(place, f"{_COMMITTED} is written last in this store, and is not there")
     for item in items.values():
         if not item.has_file(tree.NAME):

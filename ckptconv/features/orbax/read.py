@@ -7,13 +7,12 @@ A step has items, each with a tree of its own. The model is under `params`, in a
 from __future__ import annotations
 
 import functools
-import struct
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ckptconv.errors import CorruptError
-from ckptconv.features.joining.names import left_by_key
+from ckptconv.features.joining.left import Left
+from ckptconv.features.joining.names import subtree
 from ckptconv.features.joining.values import Directories, Files, Store
 from ckptconv.features.ocdbt import database
 from ckptconv.features.orbax import locate, states, tree
@@ -21,7 +20,7 @@ from ckptconv.features.orbax.locate import FAMILY, Step
 from ckptconv.features.orbax.tree import ARRAY, SCALAR, VALUE, Leaf
 from ckptconv.features.zarr import arrays
 from ckptconv.formats.source import Defaults, Source, StateFacts, Wanted
-from ckptconv.formats.values import CODES, first_bytes
+from ckptconv.formats.values import number_in
 from ckptconv.storage import strict_json
 from ckptconv.storage.location import Location
 from ckptconv.tensors.lazy import LazyTensor
@@ -29,10 +28,7 @@ from ckptconv.text import some
 
 _MOST_TREE, _MOST_VALUE = 128 << 20, 16 << 20
 # Keys of containers of a model and its optimizer; the key of a model, and of an optimizer.
-_HOLDERS: tuple[tuple[str, ...], ...] = (
-    *((), ("state",), ("train_state",), ("default",), ("items",)),
-    *(("default", "state"), ("items", "state")),
-)
+_HOLDERS = [(), ("state",), ("train_state",), ("default",), ("items",), ("default", "state"), ("items", "state")]
 _MODEL, _OPTIMIZER, _STEP = "params", "opt_state", "step"
 # Names of the only item of a step that has no key of its own.
 _ONLY = ("", "default", "items", "state")
@@ -50,15 +46,14 @@ def _read(path: str, step: Step, wanted: Wanted) -> Source:
     opened = _Opened(step)
     model = opened.model()
     model_leaves, optimizer_keys = opened.under(model), opened.optimizer(model)
-    weights = _below(model, opened.tree(model_leaves))
+    weights = subtree(opened.tree(model_leaves), model)
     trees = {wanted.key: opened.tree(opened.at_key(wanted.key))} if wanted.key else {}
     inputs, optimizer = opened.identified(path), None
     if wanted.states and optimizer_keys:
         names = [leaf.keys[len(model) :] for leaf in model_leaves if leaf.kind == ARRAY]
-        optimizer = states.by_parameter(_below(optimizer_keys, opened.tree(opened.under(optimizer_keys))), names)
-    notes, warnings = (
-        opened.left(model, optimizer_keys, is_converted=optimizer is not None) if not wanted.key else ([], [])
-    )
+        optimizer = states.by_parameter(subtree(opened.tree(opened.under(optimizer_keys)), optimizer_keys), names)
+    left = Left() if wanted.key else opened.left(model, optimizer_keys)
+    notes, warnings = (left.without(left.optimizers) if optimizer else left).messages()
     return Source(
         format="Orbax",
         family=FAMILY,
@@ -131,56 +126,39 @@ class _Opened:
 
     def under(self, keys: tuple[str, ...]) -> list[Leaf]:
         """Return the leaves below a path of keys."""
-        return [leaf for leaf in self.leaves if leaf.keys[: len(keys)] == keys]
+        return [leaf for leaf in self.leaves if leaf.is_below(keys)]
 
     def at_key(self, key: str) -> list[Leaf]:
         """Return the leaves under a dotted key."""
         return [leaf for leaf in self.leaves if key == "." or f"{'.'.join(leaf.keys)}.".startswith(f"{key}.")]
 
-    def left(
-        self, model: tuple[str, ...], optimizer: tuple[str, ...], *, is_converted: bool
-    ) -> tuple[list[str], list[str]]:
-        """Return notes and warnings on leaves next to the model: arrays outside an optimizer get a warning."""
-        counts: dict[str, Counter[str]] = {}
-        is_usual: dict[str, bool] = {}
+    def left(self, model: tuple[str, ...], optimizer: tuple[str, ...]) -> Left:
+        """Return the leaves next to the model. A step's number is a value, also if it is an array."""
+        left = Left()
         for leaf in self.leaves:
-            is_state = bool(optimizer) and leaf.keys[: len(optimizer)] == optimizer
-            if leaf.keys[: len(model)] != model and not (is_state and is_converted):
-                is_beside = leaf.keys[: len(model) - 1] == model[:-1]
-                key = ".".join(leaf.keys[: len(model) if is_beside else 1])
-                counts.setdefault(key, Counter())[ARRAY if leaf.kind == ARRAY else VALUE] += 1
-                is_usual[key] = is_usual.get(key, True) and (is_state or leaf.kind != ARRAY or leaf.keys[-1] == _STEP)
-        texts_of: dict[bool, list[str]] = {True: [], False: []}
-        for is_note, texts in texts_of.items():
-            keys = [key for key in counts if is_usual[key] == is_note]
-            if keys:
-                shown = some(keys, form=lambda key: f"{key!r} ({_counted(counts[key])})")
-                texts.append(left_by_key(shown, keys, bool(is_note and optimizer and not is_converted)))
-        return texts_of[True], texts_of[False]
+            if not leaf.is_below(model):
+                is_state = bool(optimizer) and leaf.is_below(optimizer)
+                part = optimizer if is_state else leaf.keys[: len(model) if leaf.is_below(model[:-1]) else 1]
+                noun = ARRAY if leaf.kind == ARRAY and leaf.keys[-1] != _STEP else VALUE
+                left.add(".".join(part), noun, is_state=is_state)
+        return left
 
-    def tree(self, leaves: Iterable[Leaf]) -> Any:
+    def tree(self, leaves: Sequence[Leaf]) -> Any:
         """Return the tree with the arrays and values of these leaves; other leaves are None in it."""
-        chosen = {(leaf.item, leaf.name): leaf.kind for leaf in leaves}
-        for at, (store, has_all) in enumerate(self._stores):
-            kinds = {name: kind for (item, name), kind in chosen.items() if item == at and kind != VALUE}
+        for at, ((store, has_all), files) in enumerate(zip(self._stores, self.files, strict=False)):
+            kinds = {leaf.name: leaf.kind for leaf in leaves if leaf.item == at and leaf.kind != VALUE}
             names = [name for name in kinds if (at, name) not in self._values]
-            tensors, filled = arrays.opened(store, self.files[at], names, has_all=has_all)
+            tensors, filled = arrays.opened(store, files, names, has_all=has_all)
             if filled:
                 self.warnings.append(
-                    f"{self.files[at].place} has not all chunks: {some(filled, form=str)}. The others are read as "
+                    f"{files.place} has not all chunks: {some(filled, form=str)}. The others are read as "
                     "zeros: Orbax did not store zeros in this step, and chunks that a copy lost look the same."
                 )
             for name, tensor in tensors.items():
-                is_number = kinds[name] == SCALAR and not tensor.shape and tensor.dtype.name in CODES
-                self._values[at, name] = self._number(tensor, self.files[at]) if is_number else tensor
+                is_number = kinds[name] == SCALAR
+                self._values[at, name] = number_in(tensor, files.place.options) if is_number else tensor
         pairs = ((leaf, self._values.get((leaf.item, leaf.name), leaf.value)) for leaf in self.leaves)
         return tree.tree_of(pairs, self._where)
-
-    @staticmethod
-    def _number(tensor: LazyTensor, files: Files) -> Any:
-        data, size = first_bytes(tensor, tensor.nbytes, files.place.options)
-        files.bytes_read += size
-        return struct.unpack(CODES[tensor.dtype.name], data)[0]
 
     @property
     def tensors(self) -> list[LazyTensor]:
@@ -189,35 +167,22 @@ class _Opened:
 
     def identified(self, path: str) -> dict[str, Any]:
         """Return the identities of the files that were read so far, by their names below `path`."""
-        folders = [files.place.path[len(path) :] for files in self.files]
-        pairs = zip(folders, self.files, strict=True)
         return {
-            f"{folder}/{name}".lstrip("/"): identity
-            for folder, files in pairs
+            f"{files.place.path[len(path) :]}/{name}".lstrip("/"): identity
+            for files in self.files
             for name, identity in files.inputs.items()
         }
 
 
-def _below(keys: Iterable[str], node: Any) -> Any:
-    """Return the value under `keys` in a tree of dicts; {} if there is none."""
-    for key in keys:
-        node = node.get(key, {}) if isinstance(node, dict) else {}
-    return node
-
-
-def _counted(counts: Counter[str]) -> str:
-    return ", ".join(f"{count:,} {noun}{'s' * (count > 1)}" for noun, count in counts.items())
-
-
 def _documents(step: Step, files: list[Files]) -> Iterator[Leaf]:
     """Yield the items that are JSON documents, in the files of the step itself, and add these files to `files`."""
-    for name in step.place.names if "" not in step.items else ():
-        item_files = Files(step.place.child(name)) if step.place.names[name].kind == "directory" else None
-        data = item_files.whole(name, _MOST_VALUE) if item_files and name not in step.items else None
-        if item_files and data is not None:
+    for name in locate.folders(step.place) if "" not in step.items else ():
+        item_files = Files(step.place.child(name))
+        data = item_files.whole(name, _MOST_VALUE) if name not in step.items else None
+        if data is not None:
             files.append(item_files)
             try:
                 value = strict_json.parse(data.decode(), constants=True, deepest=64)
             except ValueError as error:
                 raise CorruptError(f"{item_files.place.join(name)} is no document of JSON: {error}.") from None
-            yield Leaf(((tree.KEY, name),), -1, name, VALUE, value)
+            yield Leaf((name,), -1, name, VALUE, value)

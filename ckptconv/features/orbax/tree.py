@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.features.joining.nesting import nest
+from ckptconv.features.joining.names import Path, dotted, nest
 from ckptconv.storage import strict_json
 from ckptconv.text import quoted
 
@@ -20,17 +20,18 @@ NAME, STRINGS = "_METADATA", "_strings.json"
 _HAS_ALL = "store_array_data_equal_to_fill_value"
 # Kinds of leaves: those with an array, numbers that are stored as an array, and all others.
 ARRAY, SCALAR, VALUE = "array", "scalar", "value"
-_INDEX, KEY = 1, 2
+# Kinds of keys: an index, and a key of a dict.
+_INDEX, _KEY = 1, 2
 # Values that are not stored, by the type that the tree records.
 _EMPTY: Mapping[str, type] = {"None": type(None), "Dict": dict, "List": list, "Tuple": tuple, "NamedTuple": tuple}
-_STEP = {"key": re.compile(r".{0,4096}", re.DOTALL), "key_type": range(_INDEX, KEY + 1)}
+_STEP = {"key": re.compile(r".{0,4096}", re.DOTALL), "key_type": range(_INDEX, _KEY + 1)}
+_NUMBER = re.compile(r"0|[1-9]\d{0,8}")
 _MOST_KEYS, _DEEPEST = 128, 64
-Path: TypeAlias = tuple[tuple[int, str], ...]
 
 
 class Leaf(NamedTuple):
-    """A leaf of a tree: its path, which begins with the name of its item if there are several, the number of the item,
-    the name of its array, and its value if it has no array."""
+    """A leaf of a tree: its path of keys and indices, which begins with the name of its item if there are several, the
+    number of the item, the name of its array, and its value if it has no array."""
 
     path: Path
     item: int
@@ -40,7 +41,11 @@ class Leaf(NamedTuple):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        return tuple(key for _, key in self.path)
+        return tuple(map(str, self.path))
+
+    def is_below(self, keys: tuple[str, ...]) -> bool:
+        """Whether its keys begin with `keys`."""
+        return self.keys[: len(keys)] == keys
 
 
 def leaves_of(data: bytes, texts: bytes | None, where: str, item: int, around: str) -> tuple[list[Leaf], bool]:
@@ -54,7 +59,7 @@ def leaves_of(data: bytes, texts: bytes | None, where: str, item: int, around: s
         strings = strict_json.check(strict_json.parse((texts or b"{}").decode()), {str: str}, f"its {STRINGS}")
         metadata = strict_json.object_of(strict_json.parse(data.decode(), constants=True, deepest=_DEEPEST), "it")
         for entry in strict_json.object_of(metadata.get("tree_metadata"), "its tree_metadata").values():
-            leaf = _leaf(entry, where, strings, item, ((KEY, around),) if around else ())
+            leaf = _leaf(entry, where, strings, item, (around,) if around else ())
             earlier = known.setdefault(leaf.name, leaf)
             if earlier is not leaf:
                 raise CorruptError(
@@ -73,12 +78,10 @@ def _leaf(entry: Any, where: str, strings: Mapping[str, str], item: int, around:
     steps = strict_json.check(fields.get("key_metadata"), [_STEP], "its key_metadata")
     value = strict_json.object_of(fields.get("value_metadata"), "its value_metadata")
     kind, is_skipped = strict_json.text_of(value.get("value_type"), "a value_type"), value.get("skip_deserialize")
-    path = tuple((step["key_type"], step["key"]) for step in steps)
-    if not 0 < len(path) <= _MOST_KEYS or any(
-        kind == _INDEX and not re.fullmatch(r"\d{1,9}", key) for kind, key in path
-    ):
+    path = tuple(_key(step["key"], step["key_type"]) for step in steps)
+    if not 0 < len(path) <= _MOST_KEYS:
         raise ValueError(f"it has the path {shown(path)}")
-    name = ".".join(key for _, key in path)
+    name = dotted(path)
     if is_skipped and kind not in _EMPTY:
         raise UnsupportedError(f"{where}: {shown(path)} is {kind!r:.100}, which Orbax stores nowhere.")
     if kind == "string" and name not in strings:
@@ -88,21 +91,26 @@ def _leaf(entry: Any, where: str, strings: Mapping[str, str], item: int, around:
     return Leaf(around + path, item, name, SCALAR if kind == "scalar" else ARRAY)
 
 
+def _key(key: str, kind: int) -> str | int:
+    if kind == _KEY:
+        return key
+    if not _NUMBER.fullmatch(key):
+        raise ValueError(f"{quoted(key)} is not an index")
+    return int(key)
+
+
 def shown(path: Path) -> str:
     """Return a path as messages show it."""
-    return quoted("".join(f"[{key}]" if kind == _INDEX else f"[{key!r}]" for kind, key in path))
+    return quoted("".join(f"[{key!r}]" for key in path))
 
 
 def tree_of(leaves: Iterable[tuple[Leaf, Any]], where: str) -> Any:
-    """Return the tree of leaves, each with its value. Raise CorruptError for keys that contradict each other."""
-    nested = nest(((leaf.path, value) for leaf, value in leaves), where, shown)
-    top: dict[Any, Any] = {"": nested.tree}
-    for holder, key in reversed([(top, ""), *nested.inner]):
-        node = holder[key]
-        holder[key] = {key: value for (_, key), value in node.items()}
-        if any(kind == _INDEX for kind, _ in node):
-            listed = {int(key) if kind == _INDEX else -1: value for (kind, key), value in node.items()}
-            if sorted(listed) != [*range(len(node))]:
-                raise CorruptError(f"{where}: a list has the indices {quoted(' '.join(key for _, key in node))}.")
-            holder[key] = [listed[at] for at in range(len(node))]
-    return top[""]
+    """Return the tree of leaves, each with its value. Raise CorruptError for keys that contradict each other, and for a
+    list that lacks an item."""
+    values = {leaf.path: value for leaf, value in leaves}
+    parts = {path[:depth] for path in values for depth in range(1, len(path) + 1)}
+    for part in parts:
+        *holder, last = part
+        if type(last) is int and last and (*holder, last - 1) not in parts:
+            raise CorruptError(f"{where}: {shown(part)} is in a list that lacks the item before it.")
+    return nest(values, where)
