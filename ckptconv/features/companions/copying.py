@@ -46,7 +46,7 @@ def with_companions(
     source = source._replace(warnings=[*source.warnings, *unfit])
     if not copies:
         places = " and ".join("the input's directory" if near.directory == "." else near.directory for near in others)
-        needed = "configuration, tokenizer or README; --like REF copies those of REF"
+        needed = "configuration of a model, tokenizer or README; --like REF copies those of REF"
         return not_copied(source, f"{places} has no {needed}", options), stays
     present = {name: entry.file for name, entry in directory.names.items()} if directory.kind == "directory" else {}
     kept = {

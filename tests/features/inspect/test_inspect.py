@@ -225,7 +225,9 @@ def test_options_for_another_kind_of_checkpoint_are_said_to_be_of_no_use(
     assert run.err == f"ckptconv: warning: {told}\n"
     assert ckptconv_here(*words, "--json").json["warnings"] == [told]
     # One that selects what is read.
-    ckptconv_here(*words[:-1], "--tag", "9").refused(2, f"--tag has no effect: {problem}")
+    ckptconv_here(*words[:-1], "--tag", "9").refused(
+        2, f"--tag has no effect: {problem}", "Leave it out, or convert the checkpoint that it is for by itself first."
+    )
     checkpoint = ZERO / "z2_bf16_tags_w2" / "checkpoint"
     assert ckptconv_here("inspect", checkpoint, "--tag", "global_step2").err == ""
     told = [ckptconv_here("convert", path, "out", "--raw").err for path in ("model.safetensors", "model.pt")]
