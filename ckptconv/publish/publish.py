@@ -471,19 +471,19 @@ def describe(
 
     `inputs` have the digests of the outputs' inputs, by the options that ask for statements.
     """
-    documents: list[tuple[str, bool, bytes]] = []
+    documents: list[tuple[str, bool, bool, bytes]] = []
     stating = requested(options)
     for output in outputs:
         if output.has_manifest or options.manifest or stating:
-            documents.append((output.path, output.is_file, output.manifest()))
+            documents.append((output.path, output.is_file, output.has_manifest, output.manifest()))
         if output.has_manifest:
-            writer = output.staging.put(MANIFEST, documents[-1][2])
+            writer = output.staging.put(MANIFEST, documents[-1][-1])
             syncing.add(functools.partial(output.staging.seal, writer))
     wanted: list[tuple[str, str, bytes]] = []
     if options.manifest:
         from ckptconv.publish.manifest import together
 
-        wanted.append(("manifest", options.manifest, together([data for _, _, data in documents])))
+        wanted.append(("manifest", options.manifest, together([data for *_, data in documents])))
     for option, (path, module) in stating.items():
         wanted.append((option, path, module.statements(documents, inputs[option])))
     beside = []

@@ -30,15 +30,20 @@ _BUILD_TYPE = f"{_HOME}/blob/main/docs/provenance.md"
 _IGNORED = (".git", ".gitattributes", ".github", ".gitignore")
 
 
-def statements(outputs: Sequence[tuple[str, bool, bytes]], inputs: Sequence[Mapping[str, Digested]]) -> bytes:
+def statements(outputs: Sequence[tuple[str, bool, bool, bytes]], inputs: Sequence[Mapping[str, Digested]]) -> bytes:
     """Return two statements for each output, one a line, as JSON. An output is given as its path, whether it is a file,
-    and its manifest; `inputs` are those of each by name. Raises UsageError for a manifest without digests."""
+    whether its manifest lies among its files, and its manifest; `inputs` are those of each by name. Raises UsageError
+    for a manifest without digests."""
     lines = []
-    for (path, is_file, manifest), named in zip(outputs, inputs, strict=True):
+    for (path, is_file, has_manifest, manifest), named in zip(outputs, inputs, strict=True):
         record = parse_json(manifest)
         if "digest" not in record:
             raise without_digests(path)
-        digests = _digests(path, is_file, record, manifest)
+        digests = _digests(path, is_file, record)
+        if has_manifest:
+            hashing = hasher(record["digest"])
+            hashing.update(manifest)
+            digests[MANIFEST] = hashing.hexdigest()
         lines += [_model_signing(path, is_file, record["digest"], digests), _provenance(record, digests, named)]
     return b"".join(json.dumps(line, separators=(",", ":")).encode() + b"\n" for line in lines)
 
@@ -51,16 +56,14 @@ def without_digests(path: str) -> UsageError:
     )
 
 
-def _digests(path: str, is_file: bool, record: Mapping[str, Any], manifest: bytes) -> dict[str, str]:
-    """Return the digests of the files of an output by name: in its directory, the manifest is one of them."""
+def _digests(path: str, is_file: bool, record: Mapping[str, Any]) -> dict[str, str]:
+    """Return the digests of the files of an output by name, but for its manifest."""
     digests = {name: entry["digests"]["file"] for name, entry in record["files"].items()}
     if is_file:
         return {basename(path): digest for digest in digests.values()}
     for name in POINTERS:
         digests.pop(name, None)  # a file next to the directory
-    hashing = hasher(record["digest"])
-    hashing.update(manifest)
-    return {**digests, MANIFEST: hashing.hexdigest()}
+    return digests
 
 
 def _model_signing(path: str, is_file: bool, algorithm: str, digests: Mapping[str, str]) -> dict[str, Any]:

@@ -45,10 +45,14 @@ def test_what_contradicts_is_refused(mixed: Path, tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------ statements
 
 
-def test_model_signing_is_told_all_files_of_the_directory(shards: Path, tmp_path: Path) -> None:
-    convert(shards, tmp_path / "out", max_shard_size=SHARD, digest="sha256", attest=tmp_path / "out.jsonl")
-    signing, _ = statements(tmp_path / "out.jsonl")
-    found = sorted((path.name, sha256(path.read_bytes())) for path in (tmp_path / "out").iterdir())
+@pytest.mark.parametrize("for_hub", [False, True])
+def test_model_signing_is_told_all_files_of_the_directory(for_hub: bool, shards: Path, tmp_path: Path) -> None:
+    out, stated = tmp_path / "out", tmp_path / "out.jsonl"
+    convert(shards, out, max_shard_size=SHARD, digest="sha256", attest=stated, for_hub=for_hub)
+    signing, provenance = statements(stated)
+    found = sorted((path.name, sha256(path.read_bytes())) for path in out.iterdir())
+    assert (MANIFEST in dict(found)) != for_hub
+    assert {each["name"]: each["digest"]["sha256"] for each in provenance["subject"]} == dict(found)
     # As model_signing 1.1.1 has it: the digest of the model is that of the digests of its files.
     root = sha256(b"".join(bytes.fromhex(digest) for _, digest in found))
     assert signing["_type"] == "https://in-toto.io/Statement/v1"
