@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import NamedTuple
 
-from ckptconv.errors import CorruptError, LimitError, UnsupportedError, UsageError
+from ckptconv.errors import CkptconvError, CorruptError, LimitError, StoppedError, UnsupportedError, UsageError
 from ckptconv.features.joining.run_layout import pointed as pointed_by
 from ckptconv.features.joining.sets import parsed
 from ckptconv.features.runs.beside import Beside, divided, is_our_file, is_variant, telling_series
@@ -72,10 +72,23 @@ class Run(NamedTuple):
         """What names a step that is not there, and what else is in the directory now, each in a sentence."""
         path = self.place.path or "."
         beside = [] if is_remote(path) else [import_module(module).warnings(path) for module in TELLING]
+        above = () if is_remote(path) else _steps_around(self.place)
         return [
+            *(f"{path} is a step itself: {self.place.parent.path or '.'} has {len(above)} steps." for _ in above[1:2]),
             *(f"{name} names a step that is not there." for name, step in self.naming.items() if not step),
             *(sentence for sentences in beside for sentence in sentences),
         ]
+
+
+def _steps_around(place: Location) -> Sequence[Step]:
+    """Return the steps of the run in which the directory of a run is a step itself; none if it is in no run."""
+    try:
+        steps = run_at(place.parent).steps if is_of_step(place.name) else ()
+    except StoppedError:
+        raise
+    except CkptconvError:
+        return ()
+    return steps if any(step.name == place.name for step in steps) else ()
 
 
 def run_at(place: Location) -> Run:
