@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from ckptconv.features.thin.planning import Thinning
     from ckptconv.features.thin.report import ThinnedStep, ThinReport
 
-OTHER_WORDS = {"thin": ("prune", "forget", "rotate", "clean", "delete")}
+OTHER_WORDS = {"thin": ("prune", "forget", "rotate", "clean", "delete", "rm", "remove")}
 # Messages on options of other programs.
 OTHER_OPTIONS = {
     "--delete --remove --prune": "thin removes steps, and only with --yes.",
     "--dry-run": "thin changes nothing without --yes.",
-    "--keep --last --keep-n": "Use --keep-last N.",
+    "--keep --last --keep-n --save-total-limit": "Use --keep-last N.",
     "--older-than --older --max-age": "Use --keep-within TIME, such as --keep-within 7d; --age is another limit.",
 }
 _WOULD = {"keep": "stays", "remove": "would go", "lessen": "would be reduced"}
@@ -168,7 +168,7 @@ def _lines(report: ThinReport) -> Iterator[str]:
     if lost := dict.fromkeys(name for step in others for name in step.lost):
         goes = "went too" if report.carried_out else "would go too"
         names = some([*lost], _MOST_NAMES, str)
-        yield f"{names} {goes}: reduced steps keep their weights and their small files, but no pickles"
+        yield f"{names} {goes}: reduced steps keep their weights and small files that have a suffix, but no pickles"
     stay, go = _TOGETHER[is_reducing, report.carried_out]
     kept = len(report.steps) - len(others)
     stay = "stays" if (kept, stay) == (1, "stay") else stay
