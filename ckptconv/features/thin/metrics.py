@@ -12,12 +12,13 @@ import math
 from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
-from ckptconv.errors import CorruptError, UsageError
+from ckptconv.errors import CkptconvError, CorruptError, StoppedError, UsageError
 from ckptconv.storage.location import Location
 from ckptconv.text import some
 
-# The metrics that are compared where none is named, and how lines call the step.
+# The metrics that are compared where none is named, the Trainer's file with them, and how lines call the step.
 USUAL = ("eval_loss", "val_loss", "valid_loss", "loss")
+STATE = "trainer_state.json"
 _STEPS = ("step", "global_step", "iteration", "iter", "epoch")
 _MOST = 256 << 20
 
@@ -43,6 +44,18 @@ def best_of(
     there = [step for step in found if step in among]
     ranked = sorted(there, key=lambda step: (-found[step] if highest else found[step], -step))
     return chosen, {step: found[step] for step in ranked[:count]}
+
+
+def best_named(state: Location) -> str:
+    """Return the name of the step that a `trainer_state.json` calls the best; "" if none is known."""
+    try:
+        whole = json.loads(state.read_text(_MOST))
+    except StoppedError:
+        raise
+    except (CkptconvError, ValueError, RecursionError):
+        return ""
+    path = whole.get("best_model_checkpoint") if isinstance(whole, dict) else None
+    return path.rstrip("/").rpartition("/")[2] if isinstance(path, str) else ""
 
 
 def _rows(place: Location, text: str) -> Iterator[Mapping[str, Any]]:

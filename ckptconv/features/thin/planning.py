@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from ckptconv.cli.lines import format_time
-from ckptconv.errors import CkptconvError, StoppedError, UsageError
+from ckptconv.errors import CkptconvError, MissingError, StoppedError, UsageError
 from ckptconv.features.companions.directory import LARGEST
 from ckptconv.features.removal.area import LESSEN, REMOVE
 from ckptconv.features.removal.entries import LINKS, StrangeError, entries_of
@@ -18,7 +18,7 @@ from ckptconv.features.runs.names import is_padded, number_of, stem
 from ckptconv.features.runs.run import Run, run_at
 from ckptconv.features.runs.step import Step
 from ckptconv.features.runs.whole import WEIGHTS, Judged, is_optimizer, judged, newest_good, opened
-from ckptconv.features.thin.metrics import best_of
+from ckptconv.features.thin.metrics import STATE, best_named, best_of
 from ckptconv.features.thin.policy import PERIODS, Candidate, Policy, reasons_to_stay
 from ckptconv.formats.model_files import INDEX
 from ckptconv.formats.registered import describing, is_companion_name
@@ -82,7 +82,8 @@ def planned(path: str, options: Mapping[str, Any], stores: Mapping[str, Any], in
         for known in every
         if known.step.name not in options["remove"]
     ]
-    reasons = held | reasons_to_stay(candidates, policy)
+    best = {**_best_of_trainer(every), **policy.best}
+    reasons = held | reasons_to_stay(candidates, policy._replace(best=best))
     if policy.is_empty:
         named = options["remove"]
         reasons = {name: why if why or name in named else ["not named"] for name, why in reasons.items()}
@@ -140,7 +141,13 @@ def policy_of(options: Mapping[str, Any], every: Sequence[Judged], stores: Mappi
     if options["keep_best"]:
         good = {known.step.number for known in every if known.is_good} - {None}
         metrics = Location(normalize(options["keep_best"]), dict(stores))
-        metric, values = best_of(metrics, options["metric"], options["highest"], options["best"], good)
+        try:
+            metric, values = best_of(metrics, options["metric"], options["highest"], options["best"], good)
+        except MissingError as error:
+            states = [known.step.at(path).path for known in reversed(every) if (path := _state_of(known.step))]
+            path = (states or [f"STEP/{STATE}"])[0]
+            error.hint = f"--keep-best takes a file with metrics, such as {path}; --metric NAME selects one of them."
+            raise
         order = "the highest" if options["highest"] else "the lowest; --highest for the other way"
         best = {
             known.step.name: f"best ({metric} {values[known.step.number]:.6g}, {order})"
@@ -164,6 +171,21 @@ def policy_of(options: Mapping[str, Any], every: Sequence[Judged], stores: Mappi
     for name in policy.names - names:
         raise UsageError(f"--keep-step {name}: there is no such step.")
     return policy
+
+
+def _best_of_trainer(every: Sequence[Judged]) -> dict[str, str]:
+    """Return the name of the step that the Trainer calls the best, which it loads at the end of the training, with why
+    it stays."""
+    last = newest_good(every)
+    path = _state_of(last.step) if last else ""
+    named = best_named(last.step.at(path)) if last and path else ""
+    return {named: f"best by {path}"} if named else {}
+
+
+def _state_of(step: Step) -> str:
+    """Return the path of the Trainer's state among the files of a step; "" if it has none."""
+    path = f"{step.name}/{STATE}"
+    return path if path in step.files else ""
 
 
 # ------------------------------------------------------------------------------------------- what stays in any case

@@ -116,6 +116,54 @@ def test_the_best_step_stays(run: Path, tmp_path: Path) -> None:
     assert names(run) == {"checkpoint-200", "checkpoint-400"}
 
 
+def _name_best(run: Path, state: object) -> None:
+    (run / "checkpoint-400" / "trainer_state.json").write_text(json.dumps(state))
+
+
+@pytest.mark.parametrize("policy", [("--keep-last", 1), ("--keep-last", 1, "--drop", "optimizer")])
+def test_the_step_that_the_trainer_calls_the_best_stays_unless_it_is_named(policy: tuple[Any, ...], run: Path) -> None:
+    _name_best(run, {"best_model_checkpoint": "elsewhere/run/checkpoint-200/"})
+    before = files(run / "checkpoint-200")
+    found = done(thin(run, *policy, "--yes"))
+    assert re.search(r"checkpoint-200 .* stays +best by checkpoint-400/trainer_state.json$", found.out, re.MULTILINE)
+    assert files(run / "checkpoint-200") == before
+    done(thin(run, "--remove", "checkpoint-200", "--yes"))
+    assert "checkpoint-200" not in names(run)
+
+
+def test_what_is_removed_by_name_alone_is_no_other_step_where_the_trainer_names_its_best(run: Path) -> None:
+    _name_best(run, {"best_model_checkpoint": "run/checkpoint-200"})
+    done(thin(run, "--remove", "checkpoint-100", "--yes"))
+    assert names(run) == {f"checkpoint-{number}00" for number in range(2, 5)}
+
+
+@every(
+    "state", [None, [], {"best_model_checkpoint": None}, {"best_model_checkpoint": 3}, {"best_model_checkpoint": ""}]
+)
+def test_a_state_of_the_trainer_without_a_best_step_keeps_none(state: object, run: Path) -> None:
+    _name_best(run, state)
+    done(thin(run, "--keep-last", 1, "--yes"))
+    assert names(run) == {"checkpoint-400"}
+
+
+def test_a_metric_in_the_place_of_the_file_is_answered_with_a_file_that_works(run: Path) -> None:
+    _name_best(run, {"log_history": [{"step": 200, "eval_loss": 1.0}]})
+    found = thin(run, "--keep-best", "eval_loss").refused(2, "eval_loss does not exist.")
+    path = re.search(r"such as (\S+); --metric NAME", found)
+    assert path
+    assert " best (eval_loss 1, " in done(thin(run, "--keep-best", path[1], "--metric", "eval_loss")).out
+
+
+def test_a_step_in_the_place_of_its_run_is_told_to_be_one(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    SAVER.run(run / "checkpoint-300", 1, 2)
+    warning = "is a step itself: "
+    step = run / "checkpoint-300"
+    assert f"{step} {warning}{run} has 4 steps." in done(thin(step, "--keep-last", 2)).err
+    monkeypatch.chdir(run)
+    assert f"{step.name} {warning}" in done(thin(Path(step.name), "--keep-last", 2)).err
+    assert warning not in done(thin(run, "--keep-last", 2)).err
+
+
 def _torn(run: Path) -> None:
     os.truncate(run / "checkpoint-100" / "optimizer.pt", 900)
 
