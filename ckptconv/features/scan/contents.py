@@ -469,7 +469,10 @@ class ScannedContents:
             if is_other and listing.members:
                 # It is not torch's, so each member is judged.
                 inner.findings = {finding: None for finding in inner.findings if finding.rule != "unreadable"}
-            if listing.is_torch or self.expected or any(finding.rule in _RUNNING for finding in inner.findings):
+            # A file that begins like an archive was cut short, if it has no directory.
+            is_cut = not (depth or listing.members) and reader.read_at(0, len(LOCAL_SIGNATURE)) == LOCAL_SIGNATURE
+            is_read = listing.is_torch or self.expected or is_cut
+            if is_read or any(finding.rule in _RUNNING for finding in inner.findings):
                 self._take(inner)
         elif listing.members < zip_entries.count(reader):
             # Other programs may read the members that are not judged here.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import time
@@ -23,6 +24,7 @@ from ckptconv.formats.model_files import SAFETENSORS
 from ckptconv.formats.registered import DESCRIBING, FOREIGN
 from ckptconv.formats.run_names import LATEST, LATEST_UNIVERSAL, MAX_TAG, tags_in
 from ckptconv.formats.suggestions import nearby
+from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.formats.weight_map import read_index
 from ckptconv.options.option import checked, filled
 from ckptconv.pickles.nodes import Global
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 
     from ckptconv.options.keywords import ScanOptions
 
+# The end of the name of an index.
+_INDEX = ".index.json"
 # The beginning of git-lfs's pointer to a file.
 _LFS = b"version https://git-lfs"
 _TO_A_FILE = "Write it to a file, and scan that."
@@ -81,6 +85,7 @@ def scan(
     if pipe:
         raise UsageError(f"{pipe} is neither a file nor a directory, and scan reads no pipes or devices.", _TO_A_FILE)
     seen: set[str] = set()
+    indices: dict[str, set[str]] = {}
     with refusing_attacks():
         named = {place.path for place in places}
         roots = [os.path.realpath(path) for path in named if not is_remote(path)]
@@ -89,7 +94,7 @@ def scan(
                 continue
             seen.add(item.path)
             with no_garbage():
-                scanned = item if isinstance(item, ScannedFile) else _scanned(item, item.path in named)
+                scanned = item if isinstance(item, ScannedFile) else _scanned(item, item.path in named, indices)
             if scanned is None:
                 report.skipped += 1
                 continue
@@ -140,8 +145,9 @@ def _is_below(link: str, roots: Collection[str]) -> bool:
     return any(os.path.commonpath([root, aim]) == root for root in roots)
 
 
-def _scanned(place: Location, is_named: bool) -> ScannedFile | None:
-    """Return the verdict on a file; None if it is not a checkpoint, and was not named itself."""
+def _scanned(place: Location, is_named: bool, indices: dict[str, set[str]]) -> ScannedFile | None:
+    """Return the verdict on a file; None if it is not a checkpoint, and neither was named itself, nor has the name of
+    one. `indices` are the names of files in the indices of each directory, as far as they were read."""
     contents = ScannedContents(expected=place.name.endswith(SUFFIXES))
     size, head, kind = 0, b"", ""
     try:
@@ -159,7 +165,9 @@ def _scanned(place: Location, is_named: bool) -> ScannedFile | None:
     except CkptconvError as error:
         contents.add("unreadable", error.message)
     other_model = "" if kind else _other_model(place, head)
-    is_odd = is_named and not (kind or contents.findings or contents.expected or head.startswith(_LFS))
+    contents.expected |= not kind and _is_shard(place, indices)
+    should_be_one = is_named or place.name.endswith(TORCH_SUFFIXES)
+    is_odd = should_be_one and not (kind or contents.findings or contents.expected or head.startswith(_LFS))
     if other_model or is_odd:
         contents.add("not-opened", f"{place} is {other_model or 'a file of unknown format'}: it was not judged.")
         kind = kind or other_model or "other file"
@@ -171,6 +179,20 @@ def _scanned(place: Location, is_named: bool) -> ScannedFile | None:
         unlike = f"{place} begins with {head[:16]!r}, unlike any checkpoint."
         contents.add("unreadable", f"{foreign.message} {foreign.hint}" if foreign else unlike)
     return _verdict(place.path, kind or "unknown", size, contents)
+
+
+def _is_shard(place: Location, indices: dict[str, set[str]]) -> bool:
+    """Whether an index in its directory names the file."""
+    directory = place.parent
+    names = indices.get(directory.path)
+    if names is None:
+        names = indices[directory.path] = set()
+        # Some stores list nothing; an index that cannot be read has a verdict of its own.
+        with contextlib.suppress(CkptconvError):
+            for name in filter(lambda name: name.endswith(_INDEX), directory.names):
+                index = read_index(directory.join(name))
+                names.update(index.weight_map.values() if index else ())
+    return place.name in names
 
 
 # Models that are not judged, by their first bytes, and by their names.
@@ -319,7 +341,7 @@ _SPECIAL = (
         ),
         _safetensors,
     ),
-    _Special(lambda place, head: place.name.endswith(".index.json"), _index),
+    _Special(lambda place, head: place.name.endswith(_INDEX), _index),
     *map(_describing, DESCRIBING.values()),
     _Special(lambda place, head: place.name in (LATEST, LATEST_UNIVERSAL), _pointer),
 )

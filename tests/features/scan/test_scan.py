@@ -341,8 +341,8 @@ OTHERS = {
     "package.whl": in_zip(b"\x7fELF" + bytes(60), "package/x.so"),
     "page.zip": in_zip(b"<html>", "index.html"),
     "config.json": b"{}",
-    "random.bin": bytes(range(256)) * 20,
-    "opcodes.bin": b"\x80\x02\xff\xff" * 100,
+    "random.dat": bytes(range(256)) * 20,
+    "opcodes.dat": b"\x80\x02\xff\xff" * 100,
     "empty.txt": b"",
     "end.txt": b"PK\x05\x06abc",
 }
@@ -366,6 +366,27 @@ MODELS = {
 @pytest.mark.parametrize("file", MODELS)
 def test_models_that_are_not_judged_are_unknown(file: str, tmp_path: Path) -> None:
     assert (verdict(tmp_path / file, MODELS[file]), rules(tmp_path)) == ("unknown", {"not-opened"})
+
+
+def test_what_has_the_name_of_a_checkpoint_or_begins_like_an_archive_is_not_skipped(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(5000)}, tmp_path / "pytorch_model-00001-of-00002.bin")
+    whole = (tmp_path / "pytorch_model-00001-of-00002.bin").read_bytes()
+    torch.save({"w": torch.ones(5000)}, tmp_path / "old", _use_new_zipfile_serialization=False)
+    for file in ("pytorch_model.bin", "model.th", "weights"):
+        for size in (100, len(whole) // 2, len(whole) - 30):
+            assert verdict(tmp_path / file, whole[:size]) == "unreadable", (file, size)
+    assert verdict(tmp_path / "old.bin", (tmp_path / "old").read_bytes()[:300]) == "unreadable"
+    # Other data: unknown, until an index says that it is a shard.
+    name = "pytorch_model-00002-of-00002.bin"
+    for data in (b"", bytes(3000), b"<html></html>", bytes(range(256)) * 20):
+        assert verdict(tmp_path / name, data) == "unknown"
+        assert ckptconv_here("scan", tmp_path / name).code == 0
+        ckptconv_here("scan", tmp_path / name, "--fail-on", "unknown").refused(3, "is unknown")
+    index = {"metadata": {}, "weight_map": {"w": "pytorch_model-00001-of-00002.bin", "x": name, "y": "part.data"}}
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    assert verdict(tmp_path / "part.data", b"<html></html>") == "unreadable"
+    assert verdict(tmp_path / "other.data", b"<html></html>") == ""
+    assert verdict(tmp_path / name, b"<html></html>") == "unreadable"
 
 
 def test_what_was_named_and_is_not_judged_is_unknown(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_what_is_compressed_is_judged_as_what_it_holds(tmp_path: Path) -> None:
     contents = [sound, b"\n" + sound, b"  " + sound, b"N0" + sound, b"", b"words\n" * 200, b"\x80\x02words"]
     for at, data in enumerate(contents):
         for how, squeeze in {"plain": bytes, **SQUEEZED}.items():
-            for suffix in (".bin", ".pt"):
+            for suffix in (".dat", ".pt"):
                 (tmp_path / f"{how}-{at}{suffix}").write_bytes(squeeze(data))
     verdicts = {Path(file.path).name: file.verdict for file in ckptconv.scan(tmp_path).files}
     assert set(verdicts.values()) == {"safe", "suspicious", "unreadable"}
