@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -102,6 +103,7 @@ def patch(
             warnings=[*source.warnings, *_of_base(plan)],
         )
     expected = expected_of(chain, plan.aliases)
+    source = source._replace(notes=[*source.notes, *_unchecked(plan, expected, target.path)])
     verify = None
     if not chosen.dry_run:
         if is_remote(target.path) or target.kind == "virtual":
@@ -131,6 +133,16 @@ def _of_base(output: Output) -> Iterator[str]:
     """Yield a warning of values that no delta changes, such as the step of the training."""
     if recorded := output.notices.recorded:
         yield f"The values under {some(recorded, form=str)} are those of BASE, because a delta changes only tensors."
+
+
+def _unchecked(output: Output, expected: Mapping[str, Delta], path: str) -> Iterator[str]:
+    """Yield a note on the tensors that no delta changes: deltas have no checksums of them."""
+    names = [part.name for part in _parts(output) if part.nbytes and part.name not in expected]
+    if names:
+        yield (
+            f"not checked, because no delta changes them: {some(names)}. They are those of BASE. To compare all: "
+            f"ckptconv diff {shlex.quote(path)} B, with B as the checkpoint that the last delta leads to."
+        )
 
 
 def _parts(output: Output) -> Iterator[Data]:

@@ -787,6 +787,22 @@ def test_values_that_no_delta_changes_are_said_to_be_of_the_base(tmp_path: Path)
     assert not patch(tmp_path / "20.pt", tmp_path / "d", tmp_path / "weights", key="model").warnings
 
 
+def test_tensors_that_no_delta_changes_are_said_not_to_be_checked(tmp_path: Path) -> None:
+    old = {"a": torch.ones(3), "b": torch.ones(3), "none": torch.ones(0)}
+    new = {**old, "a": torch.zeros(3)}
+    other = {**old, "b": torch.full((3,), 2.0)}
+    base, aim, wrong = (saved(tensors, tmp_path / f"{at}.safetensors") for at, tensors in enumerate((old, new, other)))
+    diff(base, aim, delta=tmp_path / "d")
+    made = tmp_path / "made.safetensors"
+    for source in (base, wrong):
+        (note,) = [note for note in patch(source, tmp_path / "d", made).notes if note.startswith("not checked")]
+        assert "no delta changes them: 'b'." in note
+        assert f"ckptconv diff {made} B" in note
+        assert diff(made, aim).equal == (source == base)
+    diff(base, saved({**new, "b": torch.zeros(3)}, aim), delta=tmp_path / "all", overwrite=True)
+    assert not [note for note in patch(base, tmp_path / "all", made).notes if note.startswith("not checked")]
+
+
 def test_values_that_are_no_tensors_are_not_in_a_delta(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name, step in (("a.pt", 7), ("b.pt", 8)):
