@@ -130,6 +130,6 @@ def _apart(
             together = "all" if len(sharing[place]) > 2 else "both"
             clashes[place] = UsageError(
                 f"The outputs of {which} would {together} be {path}. {UNCONVERTED[1]}",
-                f"Tell them apart with --output-name, such as '{{parent}}-{{stem}}{suffix}' or '{{number}}-{{name}}'.",
+                f"Tell them apart with --output-name, such as '{{number}}-{{stem}}{suffix}'.",
             )
     return [clashes.get(place, path) for place, path in zip(places, paths, strict=True)]

@@ -198,12 +198,15 @@ def test_templates_name_files_and_directories(place: Path) -> None:
     err = refused(2, "convert", *words, "--output-dir", "o")
     assert "The outputs of r1/model.pt and r2/model.pt would both be o/model.safetensors. They were not conv" in err
     assert err.count("--output-name") == 1
+    proposed = re.findall("--output-name, such as '(.+?)'", err)
     assert not Path("o").exists()
+    assert proposed
     for template, expected in [
         ("{parent}.safetensors", ["r1.safetensors", "r2.safetensors"]),
         ("{parent}-{stem}", ["r1-model/model.safetensors", "r2-model/model.safetensors"]),
         ("{parent}/{stem}.safetensors", ["r1/model.safetensors", "r2/model.safetensors"]),
         ("{number}.safetensors", ["1.safetensors", "2.safetensors"]),
+        *((template, ["1-model.safetensors", "2-model.safetensors"]) for template in proposed),
     ]:
         succeeding("convert", *words, "--output-dir", "o", "--output-name", template)
         assert sorted(name for name in contents(place / "o") if name.endswith(".safetensors")) == expected
