@@ -327,7 +327,7 @@ def difference(
         norm=_norm(pairs.values()) if measure else None,
         tensors=sorted(tensors, key=lambda tensor: tensor.rank),
         warnings=[
-            *(text.replace(NOT_CONVERTED, "Not compared: ") for text in (*source_a.warnings, *source_b.warnings)),
+            *(text.replace(NOT_CONVERTED, "Not compared: ") for text in _warnings_of(source_a, source_b)),
             *(*a.warnings, *b.warnings, *idle_sentences(idle)),
         ],
         hints=[*_hints(tensors, {"A": source_a, "B": source_b}), *_of_codes(a, b)],
@@ -338,6 +338,20 @@ def difference(
         seconds=time.monotonic() - started,
         peak_rss_bytes=peak_rss(),
     )
+
+
+def _warnings_of(*sources: Source) -> Iterator[str]:
+    """Yield the warnings about the sources. An option without effect on one of them may be meant for the other."""
+    idle = [{_idle_option(text) for text in source.warnings} for source in sources]
+    for text in (text for source in sources for text in source.warnings):
+        if not (option := _idle_option(text)) or all(option in options for options in idle):
+            yield text
+
+
+def _idle_option(warning: str) -> str:
+    """Return the option that has no effect, as a warning about a source says; "" for any other warning."""
+    option, says, _ = warning.partition(" has no effect: ")
+    return option if says and option.startswith("--") else ""
 
 
 # ------------------------------------------------------------------------------------------------------------ pairing

@@ -53,6 +53,15 @@ def compared(one: Path, other: Path, **options: Any) -> tuple[Difference, dict[s
     return found, {tensor.name: tensor for tensor in found.tensors}
 
 
+def test_an_option_for_one_of_the_sides_is_not_said_to_have_no_effect(model: Path) -> None:
+    def idle(one: Path, other: Path) -> list[str]:
+        return [warning for warning in compared(one, other)[0].warnings if "--dequantize has no effect" in warning]
+
+    quantized = model.parent / "mxfp8"
+    assert idle(model, quantized) == idle(quantized, model) == idle(quantized, quantized) == []
+    assert len(idle(model, model.parent / "later")) == 2
+
+
 def test_a_release_that_was_quantized_of_it_is_reproduced(model: Path) -> None:
     for way in TOLD:
         for pair in ((model, model.parent / way), (model.parent / way, model)):
