@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
 from ckptconv.formats.lone_file import LoneFile
-from ckptconv.formats.model_files import SAFETENSORS, SUFFIX
+from ckptconv.formats.model_files import INDEX, SAFETENSORS, SUFFIX
 from ckptconv.formats.registered import Lone
 from ckptconv.formats.source import Source
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
@@ -82,9 +82,11 @@ def marked(place: Location, source: Source, file: LoneFile | None, groups: Itera
     instead = kind.instead.format(shlex.quote(above.path or ".") if is_known else "DIRECTORY")
     if not kind.refused:
         return source._replace(warnings=[*source.warnings, f"{described} {instead}"])
-    error = kind.error(described, f"{instead.removesuffix('.')}. {_HOW}")
+    error: CkptconvError = kind.error(described, f"{instead.removesuffix('.')}. {_HOW}")
     if place.kind == "directory" and not is_elsewhere and kind.error is not CorruptError:
-        error = CorruptError(f"{described} {place} lacks the other files.", f"Copy or download them too. {_HOW}")
+        indices = (place.join(name) for name in listed(place) if name.endswith(INDEX))
+        more = next((f"Or give the index of another set: {index}. " for index in indices), "")
+        error = CorruptError(f"{described} {place} lacks the other files.", f"Copy or download them too. {more}{_HOW}")
     return source._replace(weights_error=error, warnings=[*source.warnings, str(error)])
 
 
