@@ -80,7 +80,7 @@ class Present:
             raise taken_for_input(claim.path)
         raise UsageError(
             f"{claim.path} exists, and is not recognised as an earlier output of this kind. It is replaced only if you "
-            "name it as OUTPUT.",
+            "give it as OUTPUT, with -o.",
             claim.proposed.hint,
         )
 
