@@ -123,7 +123,9 @@ class Selected(NamedTuple):
         """Return the change that a configuration of `source`, from which this was selected, is to state."""
         is_plain = bool(source.quantized and source.quantized.formats)
         usual = source.quantized.dtype if source.quantized and is_plain else ""
-        dtype = usual if self.dtype == "keep" else self.dtype
+        fixed = self.uncastable - self.settled
+        is_kept = fixed and fixed.issuperset(name for name, tensor in self.tensors.items() if tensor.dtype.kind == "f")
+        dtype = usual if is_kept or self.dtype == "keep" else self.dtype
         return Change(dtype, is_plain, self.quantization, self.edit)
 
     def idle_globs(self) -> dict[str, str]:

@@ -169,7 +169,7 @@ def left_alone(uncastable: Mapping[str, LazyTensor], dtype: str) -> tuple[str, .
     subject = f"{len(left)} tensors are parts of quantized tensors, and were"
     if len(left) == 1:
         subject = "1 tensor is part of a quantized tensor, and was"
-    return (f"{subject} not cast to {dtype}: {shown}.",)
+    return (f"{subject} not cast to {dtype}: {shown}. With --dequantize, the weights become {dtype}.",)
 
 
 def left_wider(tensors: Mapping[str, LazyTensor], dtype: str) -> tuple[str, ...]:

@@ -189,7 +189,7 @@ def _without_scale(name: str, tensor: LazyTensor) -> CorruptError:
     return CorruptError(
         f"{name!r} is {tensor.dtype} {list(tensor.shape)}, codes of a quantized weight, but the checkpoint lacks its "
         "scale.",
-        "Download or copy all files of the checkpoint again.",
+        "Give the directory with all files of the checkpoint; if one is missing there, download or copy it again.",
     )
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
-from ckptconv.errors import UnsupportedError
+from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.features.companions import reading
 from ckptconv.features.companions.directory import QUANTIZED
 from ckptconv.features.quantized import configuration, joining
@@ -40,7 +40,11 @@ def with_weights(source: Source, dtype: str, storage_options: Mapping[str, Any],
     again = functools.partial(with_weights, dtype=dtype, storage_options=storage_options, anew=anew)
     read = dict(reading.configurations(source, storage_options, CONFIG, QUANTIZED))
     plain = _Weights(configuration.of_all(read, source.metadata), source.metadata, dtype or "float32", storage_options)
-    weights = plain.of_tree(source.weights)
+    try:
+        weights = plain.of_tree(source.weights)
+    except CorruptError as error:
+        # The scales may be in other files, if this is one of a set.
+        raise source.weights_error or error from None
     formats = dict(plain.formats)
     stored = source.stored
     if stored and formats:

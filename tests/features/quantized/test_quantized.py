@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -236,6 +237,31 @@ def test_a_cast_without_the_option_is_refused(tmp_path: Path) -> None:
         ckptconv.convert(source, tmp_path / "out", dtype="bf16")
     assert "--dequantize" in caught.value.hint
     ckptconv.convert(source, tmp_path / "out")
+
+
+def test_a_shard_whose_scales_are_in_another_is_told_as_one_of_its_set(tmp_path: Path) -> None:
+    source = model_directory(tmp_path / "in", {NAME: codes(4, 4)})
+    shard = source / "model-00001-of-00002.safetensors"
+    (source / "model.safetensors").rename(shard)
+    save_file({SCALE: torch.ones(1, 1)}, source / "model-00002-of-00002.safetensors")
+    ckptconv_here("convert", shard, tmp_path / "o.safetensors", "--dequantize").refused(
+        5, "is one file of a sharded set", f"Give the directory of the set, {source}"
+    )
+
+
+def test_a_configuration_keeps_its_dtype_where_nothing_is_cast(tmp_path: Path) -> None:
+    source = QUANTIZED / "bnb-nf4"
+    report = ckptconv.convert(source, tmp_path / "out", dtype="fp16")
+    assert "With --dequantize, the weights become float16." in report.warnings[0]
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
+    ckptconv.convert(source, tmp_path / "weights", dtype="fp16", dequantize=True, **VERIFIED)
+    assert json.loads((tmp_path / "weights" / "config.json").read_text())["dtype"] == "float16"
+    assert load_file(tmp_path / "weights" / "model.safetensors")["m.weight"].dtype == torch.float16
+    shutil.copytree(source, tmp_path / "in")
+    tensors = load_file(source / "model.safetensors")
+    save_file({**tensors, "model.norm.weight": torch.ones(4)}, tmp_path / "in" / "model.safetensors")
+    ckptconv.convert(tmp_path / "in", tmp_path / "cast", dtype="fp16")
+    assert json.loads((tmp_path / "cast" / "config.json").read_text())["dtype"] == "float16"
 
 
 def test_that_nothing_is_quantized_is_a_warning(tmp_path: Path) -> None:
