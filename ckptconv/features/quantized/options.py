@@ -58,4 +58,7 @@ OTHER_OPTIONS = {
         "Use --quantize, such as --quantize fp8-block."
     ),
     "--dequant --dequantise --unquantize": "Use --dequantize.",
+    "--ignore --ignore-layers --ignored-layers --skip-modules --exclude-modules --modules-to-not-convert": (
+        "With --quantize, --keep GLOB leaves weights unquantized. --exclude GLOB leaves tensors out of the output."
+    ),
 }

@@ -123,6 +123,7 @@ def _quantized(chosen: Selected, source: Source, options: Options, reference: Se
         notes=(
             *chosen.notes,
             *_values(chosen),
+            *_excluded(chosen),
             _note(name, weights, left) + ("" if exact else f" {_loaders(name, cut)}"),
         ),
         quantized={},
@@ -202,6 +203,13 @@ def _loaders(name: str, cut: list[str]) -> str:
         f"Tested loaders: {others}. vLLM joins {some(cut, 2)} with weights that are quantized, and needs all of them "
         "quantized, or none."
     )
+
+
+def _excluded(chosen: Selected) -> Iterator[str]:
+    """Yield a note on the tensors that --exclude leaves out: other programs call so what they do not quantize."""
+    if count := sum(map(chosen.choice.excludes, chosen.first.known)):
+        tensors = f"{count:,} tensor{'s are' if count > 1 else ' is'}"
+        yield f"{tensors} not in the output, because of --exclude; --keep leaves weights in it, unquantized."
 
 
 def _values(chosen: Selected) -> Iterator[str]:

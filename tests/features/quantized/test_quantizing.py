@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from cells import VERIFIED, offered, verifying
+from checkpoints import ckptconv_here
 from effort import every
 from features.quantized.dialects import MADE, QUANTIZED
 from safetensors.torch import load_file, save_file
@@ -130,6 +131,22 @@ def test_more_is_kept_and_a_glob_that_matches_nothing_is_an_error(tmp_path: Path
     with pytest.raises(UsageError, match=r"--keep 'lm_head' matches no tensor .* Did you mean 'lm_head\.\*'"):
         ckptconv.convert(source, tmp_path / "x", quantize="mxfp8", keep="lm_head")
     assert not (tmp_path / "x").exists()
+
+
+def test_words_of_other_programs_for_what_is_not_quantized_lead_to_keep(tmp_path: Path) -> None:
+    source = model(tmp_path / "m")
+    for option in ("--ignore", "--modules-to-not-convert"):
+        run = ckptconv_here("convert", source, tmp_path / "q", "--quantize", "mxfp8", option, "lm_head")
+        run.refused(2, f"There is no option {option}", "With --quantize, --keep GLOB leaves weights unquantized")
+    report = ckptconv.convert(source, tmp_path / "q", quantize="mxfp8", keep="*.q_proj.*")
+    assert not [note for note in report.notes if "--exclude" in note]
+    report = ckptconv.convert(source, tmp_path / "q", quantize="mxfp8", exclude="*.q_proj.*")
+    left_out = load_file(source / "model.safetensors").keys() - load_file(tmp_path / "q" / "model.safetensors").keys()
+    count = len([name for name in left_out if ".q_proj." in name])
+    assert count
+    are = "tensors are" if count > 1 else "tensor is"
+    told = f"{count} {are} not in the output, because of --exclude; --keep leaves weights in it, unquantized."
+    assert told in report.notes
 
 
 def test_nan_is_refused_by_name_and_nothing_gets_its_final_name(tmp_path: Path) -> None:
