@@ -14,11 +14,8 @@ from ckptconv.structure import keymap
 from ckptconv.structure.record import Flattened
 from ckptconv.text import LONGEST, brief, some
 
-# A note on names that are those of the output alone.
-KEPT = (
-    "the structure record keeps the old keys, and a .pt file made of the output has them: --key converts one dict, "
-    "--no-structure all tensors under the new names."
-)
+# A note on a nested state.
+KEPT = "the structure record, and a .pt file made with it, keep the old keys; --key or --no-structure changes them."
 
 
 def renamed(names: Iterable[str], prefix: str, rules: Sequence[str]) -> dict[str, str]:
@@ -60,10 +57,9 @@ def recorded(tree: Any, described: Flattened, names: Mapping[str, str]) -> tuple
     """Return the `described` tree with the structure record of a `.pt` file of it under new names, and notes."""
     state, notes = with_keys(tree, described.tensors, names)
     if state is not None:
-        structure = keymap.describe(state).structure
-    elif structure := keymap.remap(described.structure, names):
-        notes = (KEPT,)
-    return described._replace(structure=structure), notes
+        return described._replace(structure=keymap.describe(state).structure), notes
+    record = keymap.remap(described.structure, names)
+    return described._replace(structure=record), (KEPT,) if record else ()
 
 
 def with_keys(tree: Any, known: Mapping[str, Any], names: Mapping[str, str]) -> tuple[Any, tuple[str, ...]]:

@@ -86,8 +86,7 @@ def remap(structure: str | None, renames: Mapping[str, str], aliases: Mapping[st
     """Return the record for renamed tensors: first apply `renames` {old: new}, then `aliases` {removed: kept} to the
     new names. Names in neither stay.
 
-    Keys of the tree are not names, and stay. None stays None: a plain dict under new names is a plain dict; call
-    `plain_record` first to keep its keys. Raise CorruptError for a malformed record.
+    Keys of the tree are not names, and stay; None stays None. Raise CorruptError for a malformed record.
     """
     if structure is None or not (aliases or any(old != new for old, new in renames.items())):
         return structure
