@@ -23,9 +23,10 @@ def candidates(wanted: str, names: Sequence[str], most: int = 8) -> str:
         component = _COMPONENTS.get(wanted.rpartition(".")[2])
         part = f", or with --component {component} if config.json describes it" if component else ""
         return f"Names begin with {wanted}., but no mapping has this key: choose them with --include{part}."
-    close = difflib.get_close_matches(wanted, names, n=3, cutoff=0.6)
+    words = re.split(r"\W|_", wanted)  # model is like ema_model, and so is ema
+    close = [*difflib.get_close_matches(wanted, names, n=3, cutoff=0.6), *(name for name in names if name in words)]
     if close:
-        return f"Did you mean {' or '.join(map(repr, close))}?"
+        return f"Did you mean {' or '.join(map(repr, dict.fromkeys(close)))}?"
     return f"The keys are {some(names, most, repr)}."
 
 

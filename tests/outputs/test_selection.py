@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from cells import VERIFY, verified_here
 from checkpoints import ckptconv_here, done
@@ -22,7 +23,7 @@ from trees import lazy
 
 from ckptconv.cli.registered import COMMANDS
 from ckptconv.outputs.hints import globs_like
-from ckptconv.outputs.selection import goal, untie
+from ckptconv.outputs.selection import NoKeyError, goal, subtree, untie
 from ckptconv.structure import keymap
 from ckptconv.structure.choice import Choice
 from ckptconv.tensors.dtypes import DTYPES
@@ -304,6 +305,14 @@ def test_a_glob_that_matches_nothing_is_respelled_if_that_matches(glob: str, nea
     names = ["model.layers.0.attn.q_proj.weight", "model.norm.weight"]
     hint = globs_like(glob, names)
     assert hint == f"Did you mean {near}?" if near else hint.startswith("The keys are 'model.layers.0")
+
+
+@every("key, near", [("modle", "'model'"), ("ema_model", "'model' or 'ema'"), ("ema_weights", "'ema'")])
+def test_a_key_that_does_not_exist_is_like_keys_that_are_words_of_it(key: str, near: str) -> None:
+    tree = {"model": {"w": 1}, "ema": {"shadow": {"w": 2}}, "step": 3}
+    with pytest.raises(NoKeyError) as error:
+        subtree(tree, key, "x.pt")
+    assert error.value.hint == f"Did you mean {near}?"
 
 
 # ------------------------------------------------------------------------------------------------------ what is meant
