@@ -16,3 +16,5 @@ class StepOptions(Given):
 
 
 GIVEN = StepOptions
+# Options of other programs, and of `steps`.
+OTHER_OPTIONS = {"--last": "--last-good takes the last good step of a run."}

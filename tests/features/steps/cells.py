@@ -17,3 +17,4 @@ READING = {"steps"}
 # knows no kind of output.
 ACCEPTED_VALUES: dict[str, tuple[Any, Any, list[Any]]] = {"last_good": (False, True, [True])}
 OF_INPUTS = {"last_good"}
+OTHER_OPTIONS = {"--last": "--last-good takes the last good step of a run."}
