@@ -27,10 +27,15 @@ from ckptconv.formats.source import (
     StateFacts,
     Wanted,
 )
+from ckptconv.options.registered import missing
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
 
-_CUT_SHORT = "was cut short, or is another save's: it lacks bytes of entries that are not converted here."
+_CUT_SHORT = (
+    "lacks bytes of entries that are not converted here, such as an optimizer's states: the save was cut short, or the "
+    "file is another save's."
+)
+_LAST_GOOD = "--last-good takes the last step of a run that is whole."
 
 
 # ---------------------------------------------------------------------------------------------------------- reading
@@ -88,6 +93,8 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
     if optimizer and not wanted.states:
         notes.append(f"{NOT_CONVERTED}{optimizer.directory}{STATES_ARE_CONVERTED}.")
     cut = [f"{path} {_CUT_SHORT}" for opened in read for path in sorted(opened.entries.cut_short())]
+    if cut and ", the last of " in place.note and not missing("last_good"):
+        cut[-1] = f"{cut[-1]} {_LAST_GOOD}"
     return Source(
         format=extra.format if extra else checkpoint.format,
         family=FAMILY,
