@@ -25,11 +25,11 @@ def only(options: str, kind: str, hint: str = "") -> dict[str, tuple[str, str]]:
 
 
 # Options that are about one kind of output: the refusal of the other kinds, and the advice.
-OF_CHECKPOINT = only(
-    "chunks states model_key optimizer_key flat_optimizer fill_states",
-    "a checkpoint of torch.distributed.checkpoint",
-    "Add --to, such as --to dcp.",
-)
+_DISTRIBUTED, _ADD = "a checkpoint of torch.distributed.checkpoint", "Add --to, such as --to dcp."
+OF_CHECKPOINT = {
+    **only("chunks states optimizer_key flat_optimizer fill_states", _DISTRIBUTED, _ADD),
+    **only("model_key", _DISTRIBUTED, f"{_ADD} --key PATH takes a part of INPUT."),
+}
 OF_UNIVERSAL = only("zero_stage fresh_optimizer", "a universal checkpoint", "Add --to universal, or --universal DIR.")
 OF_MODELS = only("for_hub", "weights in safetensors, with their configuration", "Leave it out.")
 OF_CODES = dict.fromkeys(

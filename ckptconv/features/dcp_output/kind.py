@@ -8,7 +8,7 @@ from ckptconv.errors import UsageError
 from ckptconv.features.dcp.names import FILE, METADATA, SUFFIX
 from ckptconv.features.dcp_output.options import GIVEN
 from ckptconv.options.table import Options
-from ckptconv.outputs.kinds import OF_CODES, OF_MODELS, OF_UNIVERSAL, OutputKind, flag, is_set
+from ckptconv.outputs.kinds import OF_CODES, OF_MODELS, OF_UNIVERSAL, OutputKind, flag, is_set, only
 from ckptconv.outputs.targets import MANIFEST, Directory
 
 CALLED = "a checkpoint of torch.distributed.checkpoint"
@@ -19,6 +19,8 @@ OF_WEIGHTS = dict.fromkeys(
     ("partial", "fill"),
     ("{} takes tensors from a reference, but for this output --like only says how to cut tensors.", ""),
 )
+# Without states, it is for a new optimizer.
+NO_STATES = only("fresh_optimizer", "a universal checkpoint", "Leave it out: only --states writes optimizer states.")
 _STATES = "Give --states PATH."
 
 
@@ -52,7 +54,7 @@ DIRECTORY = Directory(METADATA, lambda name: re.fullmatch(_NAMES, name) is not N
 KIND = OutputKind(
     "dcp",
     "dcp",
-    {**OF_UNIVERSAL, **OF_WEIGHTS, **OF_MODELS, **OF_CODES},
+    {**OF_UNIVERSAL, **NO_STATES, **OF_WEIGHTS, **OF_MODELS, **OF_CODES},
     {"copy_config": f"copies nothing: from_pretrained reads no {CALLED.removeprefix('a ')}"},
     to="dcp",
     compared="ckptconv.features.dcp_output.with_verify",

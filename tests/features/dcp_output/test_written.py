@@ -610,6 +610,22 @@ def test_other_keys_than_those_of_the_input_are_named_with_the_options_that_keep
     assert_equal(loaded(tmp_path / "kept")["app"]["model"], loaded(step)["app"]["model"])
 
 
+def test_the_key_of_a_part_of_the_input_is_named_where_the_output_has_none(tmp_path: Path) -> None:
+    torch.save({"ema": {"w": torch.ones(3)}, "model": {"w": torch.zeros(3)}}, tmp_path / "m.pt")
+    words = ("convert", tmp_path / "m.pt", tmp_path / "m.safetensors")
+    ckptconv_here(*words, "--model-key", "ema").refused(2, "Add --to", "--key PATH takes a part of INPUT.")
+    done(ckptconv_here(*words, "--key", "ema"))
+    assert_same(load_file(tmp_path / "m.safetensors"), {"w": torch.ones(3)})
+
+
+@pytest.mark.skipif("fresh_optimizer" not in OPTIONS, reason="there are no universal checkpoints")
+def test_a_new_optimizer_needs_no_option(tmp_path: Path) -> None:
+    words = ("convert", NESTED, tmp_path / "out", "--to", "dcp")
+    ckptconv_here(*words, "--fresh-optimizer").refused(2, "Leave it out: only --states writes optimizer states.")
+    done(ckptconv_here(*words))
+    assert not any("optim" in key for key in described(tmp_path / "out").state_dict_metadata)
+
+
 def test_states_are_written_without_weights(tmp_path: Path) -> None:
     states = made(NESTED, tmp_path / "out", "--model-key", "none", "--states", NESTED)
     assert_equal(loaded(states)["optimizer"]["state"], loaded(NESTED)["optim"]["state"])
