@@ -28,7 +28,7 @@ WORDS = {
         "Use --overwrite to replace files of other programs; ckptconv replaces its own outputs without it."
     ),
     "--device --gpu --cuda --cpu --device-map": "ckptconv uses no device: it copies tensors from file to file.",
-    "--trust-remote-code --weights-only --no-weights-only --unsafe --safe": (
+    "--trust-remote-code --no-weights-only --unsafe --safe": (
         "ckptconv runs no code from files, so it needs no trust"
         + ("." if missing("inert") else "; --inert converts the tensors of malicious files too.")
     ),
@@ -51,7 +51,18 @@ WORDS = {
     "--target-tensor-parallel-size --target-pipeline-parallel-size": (
         "Outputs are not cut by rank: programs cut whole files as they load them."
     ),
-    "--no-optimizer --model-only --only-model --only-weights": "Optimizer states are written only by --optimizer PATH.",
+    "--no-optimizer --no-optim --model-only --only-model --only-weights": (
+        "Of a .pt file, --key model takes the weights alone, and --exclude 'optimizer.*' leaves out the states; those "
+        "of distributed and DeepSpeed checkpoints are left out anyway."
+    ),
+    "--weights-only": "ckptconv runs no code from files; --key model takes the weights without an optimizer's states.",
+    "--optimizer-only --only-optimizer": (
+        "--optimizer PATH without OUTPUT writes the states alone, and --key optimizer takes them as they are stored."
+    ),
+    "--reset-optimizer --new-optimizer": (
+        "--to dcp writes optimizer states only with --states; --fresh-optimizer is for --to universal."
+    ),
+    "--use-ema --ema-weights": "Use --key PATH for other weights, such as --key ema; ckptconv inspect lists the keys.",
     "--load-optimizer --include-optimizer --with-optimizer --save-optimizer": "Use --optimizer PATH for the states.",
     "--in-place --inplace --delete --remove-source": "Inputs are never changed or removed.",
     "--filter --pattern --select --only": "Use --include GLOB.",
