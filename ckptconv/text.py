@@ -25,6 +25,9 @@ LONGEST = 200
 _MOST_BITS = 1 << 12
 _DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _BINARY = {letter: 1 << (10 * power) for power, letter in enumerate(("", "K", "M", "G", "T", "P"))}
+# The beginning of a URL, then its password, or the query of one of HTTP, without punctuation after it.
+_PASSWORD = re.compile(r"(://[^\s/@:]{0,1000}:)[^\s/@]+(?=@)")
+_QUERY = re.compile(r"""(https?://[^\s?"'<>]{0,1000}\?)[^\s"'<>]*[^\s"'<>.,:;)]""")
 _SIZE = re.compile(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([kmgtp]?)(i?)(b?)\s*", re.IGNORECASE)
 
 
@@ -196,5 +199,8 @@ def count_of(number: int, noun: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return `text` with control characters escaped: names come from files, and must not control the terminal."""
+    """Return `text` with control characters escaped: names come from files, and must not control the terminal. It
+    has no passwords and queries of URLs, which may be signatures."""
+    if "://" in text:
+        text = _QUERY.sub(r"\1...", _PASSWORD.sub(r"\1...", text))
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

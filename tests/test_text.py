@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import ckptconv
 from ckptconv.pickles.nodes import Global, Opaque, Size, TorchConstant
-from ckptconv.text import brief
+from ckptconv.text import brief, printable
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.complex_numbers() | st.binary()
@@ -22,6 +22,22 @@ values = st.recursive(
     | st.builds(Global, st.text(), st.text()) | st.builds(TorchConstant, st.text(), st.text()),
     lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(st.text(), inner),
 )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://host/a.pt?X-Amz-Signature=s/e&exp=1", "https://host/a.pt?..."),
+        ("sftp://me:secret@host/a.pt", "sftp://me:...@host/a.pt"),
+        ("http://me:s?e@host/a.pt?sig=a:b", "http://me:...@host/a.pt?..."),
+        ("tar://a.pt::https://host/all.tar?sig=a%3D", "tar://a.pt::https://host/all.tar?..."),
+        ("abfs://container@account/a.pt", "abfs://container@account/a.pt"),
+        ("http://host:80/a.pt", "http://host:80/a.pt"),
+    ],
+)
+def test_passwords_and_signatures_of_urls_are_not_shown(url: str, shown: str) -> None:
+    for text in ("{}", "{}: torch zip archive", "{} does not exist.", "from {}, and {}.", '"input": "{}", "x": "?"'):
+        assert printable(text.replace("{}", url)) == text.replace("{}", shown)
 
 
 @given(values, st.integers(10, 100))

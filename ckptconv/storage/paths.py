@@ -90,14 +90,16 @@ def dirname(path: str) -> str:
 
 
 def _chained(url: str) -> tuple[str, str, str]:
-    """Split a URL into three: the links before the one with the path, that link, and the links after it.
+    """Split a URL into three: the links before the one with the path, that link, without the query of one of HTTP, and
+    the links after it.
 
     fsspec chains file systems, as in simplecache::s3://bucket/x.pt or zip://inner/x.pt::s3://bucket/all.zip.
     """
     links = url.split("::")
     at = next((index for index, link in enumerate(links) if "://" in link), 0)
     before, after = links[:at], links[at + 1 :]
-    return "".join(f"{link}::" for link in before), links[at], "".join(f"::{link}" for link in after)
+    place = links[at].partition("?")[0] if is_quoted(links[at]) else links[at]
+    return "".join(f"{link}::" for link in before), place, "".join(f"::{link}" for link in after)
 
 
 def resolved_name(path: str) -> str:

@@ -69,10 +69,7 @@ def fields_of(input_word: InputWord, number: int, count: int) -> dict[str, str]:
     directory that it is in. `number` has as many digits as `count`.
     """
     path = normalize(input_word.word)
-    if is_remote(path):
-        path = path.partition("?")[0] if path.startswith(("http://", "https://")) else path
-    else:
-        path = os.path.abspath(path)
+    path = path if is_remote(path) else os.path.abspath(path)
     name, place = basename(path), stores.plain(path)
     stem = basename(place) if input_word.is_directory else os.path.splitext(name.removesuffix(_INDEX))[0]
     return {"stem": stem, "name": name, "parent": basename(dirname(place)), "number": f"{number:0{len(str(count))}}"}

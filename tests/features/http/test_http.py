@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from checkpoints import ckptconv_here, done
 from features.http.server import http_server
 from remote import KIB, a_model, converted_here
 
@@ -65,6 +66,22 @@ def test_a_server_of_files_is_read_by_ranges(model: Path, plain: Path, tmp_path:
         report = convert(f"{counted.endpoint}/model.pt?version=1", tmp_path / "out.safetensors")
         assert counted.bytes_asked < 1.05 * report.bytes_written
     assert (tmp_path / "out.safetensors").read_bytes() == (plain / "plain.safetensors").read_bytes()
+
+
+def test_what_is_written_names_a_file_without_the_query_of_its_url(model: Path, tmp_path: Path) -> None:
+    with http_server(model.parent) as served:
+        for at in range(2):
+            url = served.endpoint.replace("//", "//me:SECRET@") + f"/{model.name}?sig=SECRET/{at}&expires=1"
+            words = ["--manifest", tmp_path / f"{at}.json", "--digest", "sha256", "--overwrite"]
+            run = done(ckptconv_here("convert", url, tmp_path / "out", *words, "--json"))
+            assert "SECRET" not in run.out + run.err
+            assert ckptconv_here("convert", url.replace(model.name, "none"), tmp_path / "x").err.count("SECRET") == 0
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not [path for path in files if b"SECRET" in path.read_bytes()]
+    # A new signature is of the same file.
+    first, second = (json.loads((tmp_path / f"{at}.json").read_text()) for at in range(2))
+    assert [*first["source"]["inputs"]] == [model.name]
+    assert first["plan"] == second["plan"]
 
 
 def test_the_address_of_a_server_alone_is_its_first_directory(plain: Path, tmp_path: Path) -> None:
