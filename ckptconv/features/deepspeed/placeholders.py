@@ -17,16 +17,17 @@ from ckptconv.tensors.lazy import LazyTensor
 
 
 def _has_placeholders(file: LoneFile) -> bool:
-    """Whether at least half of the weights have the shape of ZeRO-3's placeholders. Factors of LoRA, norms and other
-    parameters that are smaller than stage3_param_persistence_threshold are whole in such a file."""
+    """Whether at least half of the weights have the shape of ZeRO-3's placeholders. Factors of LoRA in a model, norms
+    and other parameters that are smaller than stage3_param_persistence_threshold are whole in such a file."""
     key = weights_key(file.tree)
     weights = subtree(file.tree, key) if key else file.tree
-    shapes = [
-        value.shape
+    shapes = {
+        name: value.shape
         for name, value in (weights.items() if isinstance(weights, Mapping) else ())
-        if isinstance(value, LazyTensor) and f".{name}".endswith(".weight") and ".lora_" not in name
-    ]
-    return bool(shapes) and 2 * shapes.count((0,)) >= len(shapes)
+        if isinstance(value, LazyTensor) and f".{name}".endswith(".weight")
+    }
+    counted = [shape for name, shape in shapes.items() if ".lora_" not in name] or [*shapes.values()]
+    return bool(counted) and 2 * counted.count((0,)) >= len(counted)
 
 
 def _is_in_checkpoint(place: Location) -> bool:

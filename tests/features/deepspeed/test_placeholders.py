@@ -21,6 +21,7 @@ PLACEHOLDERS = {
     "all weights": HOLLOW,
     "norms are whole": {**HOLLOW, **NORMS},
     "factors are whole": {**HOLLOW, **NORMS, **FACTORS},
+    "factors alone": {name: torch.empty(0) for name in FACTORS},
     "buffers are whole": {**HOLLOW, "rotary.inv_freq": torch.ones(4), "position_ids": torch.arange(8)},
 }
 WHY = "at least half of them have the shape [0]"
