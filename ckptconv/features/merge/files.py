@@ -119,6 +119,7 @@ def _read(path: str, settings: Mapping[str, Any], name: str) -> Adapter:
     if name and "/" not in name and Location(path, options).join(name, ADAPTER_CONFIG).kind == "file":
         path = Location(path, options).join(name).path
     source = open_source(path, **{**settings, **plain})
+    source.check_weights()
     place = Location(source.path, options)
     directory = place if place.kind == "directory" else place.parent
     places = (directory.join(ADAPTER_CONFIG), directory.parent.join(ADAPTER_CONFIG))

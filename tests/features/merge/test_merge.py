@@ -331,6 +331,15 @@ def test_a_training_holds_the_base_too() -> None:
         merge("base.safetensors", "run", "out.safetensors")
 
 
+def test_one_file_of_an_adapter_is_not_merged_as_all_of_it() -> None:
+    place = Path(adapter(factors("a", 6, 5)))
+    shard = place / "adapter_model-00001-of-00002.safetensors"
+    (place / "adapter_model.safetensors").rename(shard)
+    with pytest.raises(UnsupportedError, match="is one file of a sharded set"):
+        merge(model(), shard, "out.safetensors")
+    assert not Path("out.safetensors").exists()
+
+
 def test_a_glob_for_names_of_an_adapter_is_told_how_a_part_of_it_is_merged() -> None:
     base = {"a.weight": random(6, 5), "norm.weight": random(3)}
     save_file(base, "base.safetensors")
