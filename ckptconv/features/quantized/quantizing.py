@@ -14,7 +14,7 @@ from ckptconv.features.quantized.parts import parts_among
 from ckptconv.features.quantized.table import LOADERS, WAYS
 from ckptconv.formats.source import NOT_CONVERTED, Source
 from ckptconv.options.table import Options
-from ckptconv.outputs.computed import Computing
+from ckptconv.outputs.computed import Computing, command_of
 from ckptconv.outputs.hints import globs_like
 from ckptconv.outputs.selected import Selected
 from ckptconv.structure.record import Flattened
@@ -44,9 +44,12 @@ def _quantized(chosen: Selected, source: Source, options: Options, reference: Se
     asked = Quantizing.of(options)
     path, name = source.path, asked.quantize or asked.requantize
     if not name and asked.keep:
+        # Only convert grafts, what is there: an average is written first.
+        whole = "MODEL" if command_of(source.computed) else source.path
         raise UsageError(
             "--keep has no effect without --quantize: it names weights that are not quantized.",
-            f"To leave tensors in their dtype: --dtype bf16 --exclude GLOB --graft '{source.path}:GLOB'.",
+            f"To leave tensors in their dtype: ckptconv convert {whole} OUTPUT --dtype bf16 --exclude GLOB --graft "
+            f"'{whole}:GLOB'.",
         )
     if not name:
         return chosen
