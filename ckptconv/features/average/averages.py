@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import shlex
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from ckptconv.formats.coded import parts_among
 from ckptconv.formats.opening import opened
 from ckptconv.formats.source import Source
 from ckptconv.formats.training import model_alone
+from ckptconv.options.registered import missing
 from ckptconv.options.table import Options
 from ckptconv.outputs import selection
 from ckptconv.outputs.computed import Again, Computing, From
@@ -143,17 +145,17 @@ def _check_alike(
     path: str, theirs: Mapping[str, LazyTensor], other_path: str, tensors: Mapping[str, LazyTensor]
 ) -> None:
     """Raise DifferenceError unless the tensors of two checkpoints have the same names and shapes."""
-    for lacks, has, missing in (
+    for lacks, has, lacking in (
         (other_path, path, theirs.keys() - tensors.keys()),
         (path, other_path, tensors.keys() - theirs.keys()),
     ):
-        if missing:
+        if lacking:
             raise DifferenceError(
-                f"{lacks} lacks {some(sorted(missing), 3)}, which {has} has.",
+                f"{lacks} lacks {some(sorted(lacking), 3)}, which {has} has.",
                 "Average checkpoints of one model, with the same names. To rename tensors, convert one of them first; "
                 "--exclude leaves tensors out.",
                 what="missing",
-                tensor=min(missing),
+                tensor=min(lacking),
                 file=lacks,
             )
     for name, tensor in theirs.items():
@@ -162,11 +164,26 @@ def _check_alike(
             descriptions = [f"{side.dtype} {list(side.shape)}" for side in (tensors[name], tensor)]
             raise DifferenceError(
                 f"{other_path}: {name!r} is {descriptions[0]}, but {descriptions[1]} in {path}.",
-                "Average checkpoints of one model.",
+                _vocabularies(path, theirs, other_path, tensors) or "Average checkpoints of one model.",
                 what="shape" if found_shape != tensor.shape else "dtype",
                 tensor=name,
                 file=other_path,
             )
+
+
+def _vocabularies(
+    path: str, theirs: Mapping[str, LazyTensor], other_path: str, tensors: Mapping[str, LazyTensor]
+) -> str:
+    """Return what to do if two checkpoints differ only in how many rows the tensors of the vocabulary have, by their
+    shapes; else ""."""
+    pairs = [(tensors[name].shape, tensor.shape) for name, tensor in theirs.items()]
+    rows = {(one[0], other[0]) for one, other in pairs if one != other and one[1:]}
+    if missing("vocab") or len(rows) != 1 or any(one[1:] != other[1:] for one, other in pairs):
+        return ""
+    (counts,) = rows
+    larger = shlex.quote(other_path if counts[0] > counts[1] else path)
+    cut = f"ckptconv convert {larger} CUT --vocab {min(counts)}"
+    return f"If their vocabularies differ, average one of the same size instead of {larger}: {cut}"
 
 
 def _of_dtypes(

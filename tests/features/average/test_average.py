@@ -241,6 +241,35 @@ def test_checkpoints_that_are_not_alike_are_refused(change: Any, words: tuple[st
     average(names, "out", exclude=["a.bias", "more"])
 
 
+@pytest.mark.skipif("vocab" not in OPTIONS, reason="no feature takes rows of a vocabulary")
+@pytest.mark.parametrize("larger", ["0", "1"])
+def test_a_larger_vocabulary_is_met_with_the_command_that_makes_it_as_large(larger: str) -> None:
+    for name in ("0", "1"):
+        rows = 10 if name == larger else 8
+        Path(name).mkdir()
+        save_file({"embed_tokens.weight": torch.ones(rows, 4), "norm": torch.ones(4)}, f"{name}/model.safetensors")
+        Path(name, "config.json").write_text(json.dumps({"vocab_size": rows}))
+    said = ckptconv_here("average", "0", "1", "out").refused(1, f"average one of the same size instead of {larger}: ")
+    done(ckptconv_here(*shlex.split(said.partition(f"{larger}: ckptconv ")[2])))
+    done(ckptconv_here("average", *("CUT" if name == larger else name for name in ("0", "1")), "out"))
+    assert load_file("out/model.safetensors")["embed_tokens.weight"].shape == (8, 4)
+
+
+def test_models_of_different_widths_are_not_taken_for_vocabularies() -> None:
+    for shapes in (((8, 4), (4, 4)), ((10, 4), (4, 10))):
+        save_file({f"{n}.weight": torch.ones(shape) for n, shape in enumerate(shapes)}, f"{shapes[0][0]}.safetensors")
+    refused = ckptconv_here("average", "8.safetensors", "10.safetensors", "out").refused(1, "[8, 4]", "[10, 4]")
+    assert "vocabular" not in refused
+
+
+def test_without_quantization_keep_is_met_with_a_conversion_of_the_average() -> None:
+    if "keep" not in OPTIONS:
+        pytest.skip("no feature quantizes")
+    names = saved(model(0), model(1))
+    hint = "ckptconv convert MODEL OUTPUT --dtype bf16 --exclude GLOB --graft 'MODEL:GLOB'"
+    ckptconv_here("average", *names, "out", "--keep", "x").refused(2, "--keep has no effect", hint)
+
+
 @pytest.mark.parametrize(
     ("given_", "word"),
     [
@@ -319,6 +348,8 @@ def test_an_average_is_no_file_for_torch() -> None:
 def test_an_option_that_a_command_does_not_have_leads_to_what_does() -> None:
     ckptconv_here("average", "runs", "x", "--last", 3).refused(2, "no option --last. Name the steps before OUTPUT")
     ckptconv_here("convert", "a", "x", "--ema", 1).refused(2, "no option --ema. ckptconv average has --ema.")
+    if "vocab" in OPTIONS:
+        ckptconv_here("average", "a", "x", "--vocab", 1).refused(2, "no option --vocab. ckptconv convert has --vocab.")
 
 
 def test_adapters_have_no_average_of_their_factors() -> None:
