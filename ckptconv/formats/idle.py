@@ -29,7 +29,8 @@ def warned(source: Source, place: Location, called: str, wanted: Wanted) -> Sour
         if is_given and not is_theirs
     }
     for option in filter(idle.get, _SELECTING):
-        is_step = option == "--tag" and place.kind == "directory"
-        hint = f"Give the directory of the step: {place.join(wanted.tag)}" if is_step else _OTHERWISE
+        step = place.join(wanted.tag)
+        where = f": {step}" if step.kind == "directory" else ", or leave --tag out."
+        hint = f"Give the directory of the step{where}" if option == "--tag" else _OTHERWISE
         raise UsageError(idle[option], hint)
     return source._replace(warnings=[*source.warnings, *idle.values()])

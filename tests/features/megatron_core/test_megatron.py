@@ -464,7 +464,9 @@ def test_a_tag_of_a_run_that_is_not_deepspeed_s_is_refused(tmp_path: Path) -> No
         megatron({"w": torch.ones(2)}).write(run / f"iter_{number:07}")
     (run / "latest_checkpointed_iteration.txt").write_text("200")
     words = ("convert", run, tmp_path / "o.safetensors", "--tag")
-    ckptconv_here(*words, "10").refused(2, "--tag has no effect", f"Give the directory of the step: {run / '10'}")
+    step = run / "iter_0000010"
+    ckptconv_here(*words, step.name).refused(2, "--tag has no effect", f"Give the directory of the step: {step}")
+    ckptconv_here(*words, "10").refused(2, "--tag has no effect", "Give the directory of the step, or leave --tag out.")
     assert not (tmp_path / "o.safetensors").exists()
     ckptconv_here("convert", run / "iter_0000010", *words[2:], "10").refused(2, "--tag has no effect")
 
