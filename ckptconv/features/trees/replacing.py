@@ -55,15 +55,13 @@ def _check_pointer(path: str, form: str, made_as: str, overwrite: bool, stores: 
         return
     named = pointer.read_text(MAX_TAG).strip() if pointer.kind == "file" else ""
     named = f"iter_{named:0>7}" if named.isdigit() else named  # as Megatron-LM names a step
-    _warn_of_other(pointer, named, basename(path))
-    if named in ("", basename(path)) or file_made_as(pointer, made_as) == made_as:
-        return
-    earlier = Directory(pointer.parent.child(named)).manifest if named == basename(named) else None
-    if earlier is None:
+    is_ours = named in ("", basename(path)) or file_made_as(pointer, made_as) == made_as
+    if not is_ours and not (named == basename(named) and Directory(pointer.parent.child(named)).manifest):
         raise UsageError(
             f"{pointer} names {named}, which ckptconv did not write, and would be replaced.",
             f"Write the {made_as} checkpoint to another directory, or give --overwrite.",
         )
+    _warn_of_other(pointer, named, basename(path))
 
 
 def _warn_of_other(pointer: Location, named: str, step: str) -> None:

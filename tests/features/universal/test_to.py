@@ -71,6 +71,14 @@ def test_a_pointer_that_goes_back_or_to_another_series_is_named() -> None:
         assert Path("run/latest_universal").read_text() == Path(step).name
 
 
+def test_a_pointer_of_another_program_is_said_to_stay() -> None:
+    Path("run").mkdir()
+    Path("run/latest_universal").write_text("step77")
+    refused = ckptconv_here(*convert("run/step3", "--to", "universal")).refused(2, "which ckptconv did not write")
+    assert "from now on" not in refused
+    assert Path("run/latest_universal").read_text() == "step77"
+
+
 def test_states_that_count_no_steps_are_not_said_to_continue_at_one() -> None:
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.named_parameters(), lr=0.1, momentum=0.9)
