@@ -26,8 +26,11 @@ def convert_one(command: str, family: str, source: str, target: str | None, opti
     try:
         make(command, convert, source, target, {"family": family, **options})
     except MissingError as error:
-        if not error.hint and target and os.path.exists(target):
-            error.hint = f"INPUT comes first: is it {quoted(target)}?"
+        from ckptconv.outputs.targets import MANIFEST
+
+        is_other = target and os.path.exists(target) and not os.path.exists(os.path.join(target, MANIFEST))
+        if is_other and (not error.hint or error.hint.startswith("Did you mean")):
+            error.hint = f"INPUT comes first: is it {quoted(str(target))}?{error.hint.replace('Did', ' Or did', 1)}"
         raise
 
 
