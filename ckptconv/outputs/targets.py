@@ -447,9 +447,11 @@ def check_spool(directory: str) -> None:
 
 def not_a_directory(path: str) -> UsageError:
     stem = os.path.splitext(path)[0]
+    hint = f"Did you mean {stem}.safetensors? For a file for torch.load: ckptconv convert INPUT {stem}.pt"
+    if path.endswith(model_files.INDEX):
+        hint = "An index is written with its shards, as safetensors: ckptconv convert INPUT DIR --max-shard-size SIZE"
     return UsageError(
-        f"{path} looks like the name of a file, but here an output is a directory unless it ends in .safetensors.",
-        f"Did you mean {stem}.safetensors? For a file for torch.load: ckptconv convert INPUT {stem}.pt",
+        f"{path} looks like the name of a file, but here an output is a directory unless it ends in .safetensors.", hint
     )
 
 

@@ -137,6 +137,27 @@ def test_an_output_before_its_input_is_recognized(place: Path) -> None:
     assert contents(place) == before
 
 
+def test_an_output_before_its_input_is_recognized_where_another_name_is_similar(place: Path) -> None:
+    torch.save(NESTED, "a.pt")
+    save_file(WEIGHTS, "new-1.safetensors")
+    said = refused(2, "convert", "new-2.safetensors", "a.pt")
+    assert "INPUT comes first: is it 'a.pt'? Or did you mean new-1.safetensors?" in said
+    succeeding("convert", "a.pt", "out/")
+    said = refused(2, "convert", "aa.pt", "out/")
+    assert "Did you mean a.pt?" in said
+    assert "INPUT comes first" not in said, "an output of an earlier run"
+
+
+def test_an_index_as_output_is_met_with_the_directory_of_the_shards(place: Path) -> None:
+    torch.save(NESTED, "a.pt")
+    for name in ("pytorch_model.bin.index.json", "model.safetensors.index.json"):
+        said = refused(2, "convert", "a.pt", name)
+        assert "Did you mean" not in said
+        assert "ckptconv convert INPUT DIR --max-shard-size SIZE" in said
+    succeeding("convert", "a.pt", "dir", "--max-shard-size", "10B")
+    assert Path("dir/model.safetensors.index.json").exists()
+
+
 def test_a_directory_of_several_checkpoints_is_said_to_hold_them(place: Path) -> None:
     (place / "in").mkdir()
     torch.save(NESTED, "in/a.pt")
