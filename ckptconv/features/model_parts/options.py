@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ckptconv.errors import UsageError
 from ckptconv.options import TAKE
 from ckptconv.options.kinds import PATH, ValueKind, choice
 from ckptconv.options.option import Given, deciding, option
@@ -28,6 +29,19 @@ def _experts(value: Any, called: str) -> tuple[str, ...]:
     return numbers.experts_of(value, called)
 
 
+_COMPONENT = choice(*COMPONENTS, words=_OTHER_COMPONENTS, unset="")
+
+
+def _component(value: Any, called: str) -> Any:
+    try:
+        return _COMPONENT.parse(value, called)
+    except UsageError as error:
+        error.hint = error.hint or (
+            "convert --include GLOB takes others by the names of their tensors, such as 'multi_modal_projector.*'."
+        )
+        raise
+
+
 LAYERS = ValueKind(_layers, unset="", accepts="str | list[int] | tuple[int, ...] | range")
 EXPERTS = ValueKind(_experts, stored=list, unset=(), accepts="str | list[int] | list[list[int]] | list[str] | range")
 
@@ -49,7 +63,7 @@ class PartOptions(Given):
         group=TAKE,
     )
     component: str = deciding(
-        choice(*COMPONENTS, words=_OTHER_COMPONENTS, unset=""),
+        ValueKind(_component, unset="", accepts=_COMPONENT.accepts, values=_COMPONENT.values),
         "Convert only the language model (text) or the vision model of a model of both, with its own config.json, or "
         "the layers that predict further tokens (mtp).",
         metavar="text|vision|mtp",

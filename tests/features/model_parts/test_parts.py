@@ -86,6 +86,13 @@ def test_each_layer_may_keep_other_experts(tmp_path: Path) -> None:
     assert ckptconv.verify(tmp_path / "m", tmp_path / "out").tensors == report.tensors
 
 
+def test_another_component_is_met_with_how_tensors_are_taken_by_their_names(tmp_path: Path) -> None:
+    for value, hint in (("projector", "'multi_modal_projector.*'"), ("llm", "Did you mean text?")):
+        with pytest.raises(ckptconv.UsageError) as caught:
+            ckptconv.convert(tmp_path, component=value)  # type: ignore[arg-type]
+        assert hint in caught.value.hint
+
+
 def test_a_component_has_its_own_names_and_configuration(tmp_path: Path) -> None:
     shapes, config = models.seeing()
     tensors = models.save(tmp_path / "m", shapes, config)
