@@ -47,7 +47,8 @@ def convert_(
         typer.Argument(
             metavar="INPUT... [OUTPUT]",
             show_default=False,
-            help=f"The input, then the output: a file if it ends in .safetensors or .pt, else a directory{_MANY}.",
+            help="The input, then the output: a file if it ends in .safetensors, .pt, .pth, .bin or .ckpt, else a "
+            f"directory{_MANY}.",
         ),
     ],
     **options: Any,

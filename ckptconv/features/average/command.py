@@ -9,7 +9,11 @@ import typer
 from ckptconv.cli.options import CONVERTING_SEVERAL, divided, named, taking
 from ckptconv.features.average.options import AVERAGING
 
-OTHER_WORDS = {"average": ("mean", "avg", "soup", "swa", "ema", "model-soup", "average-checkpoints", "task-vector")}
+OTHER_WORDS = {
+    "average": (
+        *("mean", "avg", "soup", "swa", "ema", "model-soup", "average-checkpoints", "task-vector", "mergekit-yaml"),
+    ),
+}
 # Messages on options of other programs.
 OTHER_OPTIONS = {
     "--last --last-n --num --inputs --num-epoch-checkpoints --num-update-checkpoints": (
@@ -46,10 +50,10 @@ def average(
 ) -> None:
     """Average the weights of several checkpoints: model soups, moving averages (--ema), task arithmetic (--minus).
 
-    The checkpoints may have different formats. Every tensor must be in each of them, under the same name. Each element
-    is the weighted mean of the corresponding elements, summed in float64 in the order given, and rounded once. Tensors
-    without an average, such as integers, come from the last STEP, as do config.json and the structure record. Optimizer
-    states are never averaged: a .pt file's are those of the last STEP, unless --key names the weights alone.
+    The checkpoints may have different formats. Every tensor must be in each of them, with the same name and shape. Each
+    element is the weighted mean of the corresponding elements, summed in float64 in the order given, and rounded once.
+    Tensors without an average, such as integers, come from the last STEP, as do config.json and the structure record.
+    Optimizer states are never averaged: a .pt file's are those of the last STEP, unless --key names the weights alone.
 
     \b
     Examples:

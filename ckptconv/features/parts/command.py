@@ -27,7 +27,8 @@ def finish_(
 ) -> None:
     """Publish outputs that were made in parts (--part).
 
-    Give the OUTPUT of the conversions with --part. If parts are missing, finish publishes nothing, and names them.
+    OUTPUT is the one that the conversions with --part had. If parts are missing, finish publishes nothing, and names
+    them.
 
     \b
     Examples:

@@ -13,6 +13,7 @@ from ckptconv.features.average.options import AVERAGING
 from ckptconv.options.table import OPTIONS
 from ckptconv.result import Report
 
+MEANT = {"mergekit-yaml": "average"}
 # Options of commands that no other command has, by the beginning of the command.
 FLAGS = {"average": (AVERAGING,)}
 

@@ -20,6 +20,7 @@ ACCEPTED_VALUES: dict[str, tuple[Any, Any, list[Any]]] = {
     "zero_stage": (None, 3, ["3", 3]),
     "fresh_optimizer": (False, True, [True]),
 }
+MEANT = {"universal": "convert --to universal"}
 REFUSED_VALUES: dict[str, list[Any]] = {"universal": [3, b"o"], "zero_stage": [0, 4, True, 1.0, "x", ""]}
 DECIDING = {"zero_stage": st.integers(1, 3), "fresh_optimizer": st.booleans()}
 # What becomes of each option in each kind of output of the trunk.
