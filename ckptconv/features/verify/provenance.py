@@ -231,6 +231,14 @@ def _check_inputs(manifest: Manifest, source: Source) -> str:
     DifferenceError for an input that is another."""
     stated = manifest.members["source"]["inputs"]
     place, known = manifest.place.at(source.path), {name: identity(version) for name, version in source.inputs.items()}
+    if stated and known.keys().isdisjoint(stated):
+        names = some([_shown(name) for name in stated], 3, str)
+        raise DifferenceError(
+            f"{manifest.place} says that this output was converted from {names}, which is not in {source.path}.",
+            "Give its source first, then the output: ckptconv verify SOURCE OUTPUT.",
+            what="manifest",
+            file=manifest.place.path,
+        )
     unsure = [name for name in sorted(known.keys() | stated.keys()) if known.get(name) != stated.get(name)]
     for name in unsure:
         if name not in stated or not _may_be(place, source.inputs, name, stated[name]):
