@@ -140,6 +140,11 @@ class FileFacts(NamedTuple):
     records: Mapping[str, Records] = {}
     digests: Mapping[str, str] = {}
 
+    @property
+    def has_checksums(self) -> bool:
+        """Whether the files record checksums of their own."""
+        return any(records.digest() is not None for records in self.records.values())
+
     @classmethod
     def of_all(cls, every: Iterable[FileFacts]) -> FileFacts:
         """Return the facts of several checkpoints together."""

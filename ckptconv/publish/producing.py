@@ -40,6 +40,10 @@ if TYPE_CHECKING:
     from ckptconv.plan import FilePlan
 
 
+# About an input whose bytes the output has, whatever they were when it was written.
+_UNCHECKED = "The input has checksums of its own, which were not compared; --checksum compares them."
+
+
 def produce(
     sources: Sequence[Source],
     outputs: Sequence[Output],
@@ -135,6 +139,7 @@ class _Production:
         mine = files_of(outputs, part)
         checked, extra = (known.checked, known.extra_bytes) if (known := self._checksums) else (0, 0)
         recorded = list(dict.fromkeys(key for output in outputs for key in output.notices.recorded))
+        is_unchecked = not options.checksum and any(source.files.has_checksums for source in self.every)
         counts: Counter[str] = Counter()
         for source in sources:
             counts.update(source.counts)
@@ -159,6 +164,7 @@ class _Production:
                 *dict.fromkeys(notes_of(sources, outputs, options)),
                 *self._replacing.replaced,
                 *_untried(outputs, options),
+                *([_UNCHECKED] if done.tally.bytes_verified and is_unchecked else ()),
             ],
             beside={} if part else self._replacing.written(o.target.path for o in outputs if o.has_manifest),
             left={path: reason for output in outputs for path, reason in output.target.left.items()},

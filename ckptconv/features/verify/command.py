@@ -85,4 +85,6 @@ def _report(done: Verification, verbose: bool) -> list[str]:
         f"{format_size(done.bytes_compared)} compared in {duration(done.seconds, done.bytes_compared)}, "
         f"peak memory {format_memory(done.peak_rss_bytes)}"
     )
+    if done.unchecked:
+        lines.append(f"{done.input} has checksums of its own, which were not compared: convert --checksum does.")
     return lines

@@ -66,6 +66,9 @@ class Verification(Shown):
     inert: bool = False
     """Whether the output has no tensor but in objects of classes known by name only: it is no model then."""
 
+    unchecked: bool = False
+    """Whether the source has checksums of its own, which were not compared."""
+
     seconds: float = 0.0
     """How long it took."""
 

@@ -151,6 +151,7 @@ def verify_outputs(
         ]
     # A source's warnings depend on the parts of it that were read.
     done.warnings = [*(warning for source in sources for warning in source.warnings), *done.warnings]
+    done.unchecked = any(source.files.has_checksums for source in sources)
     if done.inert:
         done.warnings.append(
             f"{first.path} has no tensors, only objects of classes that are known only by name: the comparison covers "

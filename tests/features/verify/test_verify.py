@@ -575,6 +575,34 @@ def test_ties_of_a_part_name_the_options_that_chose_it(tmp_path: Path) -> None:
         verified(tmp_path / "run.pt", tmp_path / "w.safetensors")
 
 
+def test_the_source_of_another_output_is_told_by_its_files(tmp_path: Path) -> None:
+    for name in "ab":
+        torch.save({"w": torch.ones(3)}, tmp_path / f"{name}.pt")
+    convert(tmp_path / "a.pt", tmp_path / "out")
+    run = ckptconv_here("verify", tmp_path / "b.pt", tmp_path / "out")
+    run.refused(1, f"converted from a.pt, which is not in {tmp_path / 'b.pt'}.", "ckptconv verify SOURCE OUTPUT")
+    done(ckptconv_here("verify", tmp_path / "a.pt", tmp_path / "out"))
+
+
+def test_checksums_of_the_source_are_compared_by_an_option_alone_and_said_not_to_be(tmp_path: Path) -> None:
+    source, output = tmp_path / "a.pt", tmp_path / "a.safetensors"
+    torch.save({"w": torch.arange(64.0)}, source)
+    save_file({"w": torch.arange(64.0)}, tmp_path / "without.safetensors")
+    data = source.read_bytes()
+    at = data.index(torch.arange(64.0).numpy().tobytes())
+    source.write_bytes(data[:at] + b"x" + data[at + 1 :])
+    said = "has checksums of its own, which were not compared"
+    assert said in done(ckptconv_here("convert", source, output, "--verify")).out
+    assert said in done(ckptconv_here("verify", source, output)).out
+    assert library.verify(source, output).unchecked
+    # As the note says, the option compares them; it is not said where nothing is verified, or nothing recorded.
+    ckptconv_here("convert", source, output, "--verify", "--checksum").refused(4, "has changed since it was written")
+    source.write_bytes(data)
+    for words in ((source, "--verify", "--checksum"), (source,), (tmp_path / "without.safetensors", "--verify")):
+        assert "not compared" not in done(ckptconv_here("convert", words[0], output, *words[1:])).out
+    assert not library.verify(tmp_path / "without.safetensors", output).unchecked
+
+
 def test_a_difference_names_the_files_that_have_changed_since_the_manifest_was_written(tmp_path: Path) -> None:
     torch.save({"a": torch.zeros(4)}, tmp_path / "run.pt")
     convert(tmp_path / "run.pt", tmp_path / "out")
