@@ -33,7 +33,9 @@ class _Steps:
         "Read all data, and compare it with the digests and checksums that whoever wrote it has left.",
         common=True,
     )
-    stats = COMMAND["stats"].explained("Read all values: how many are NaN or infinite, and the norm of the weights.")
+    stats = COMMAND["stats"].explained(
+        "Read all values: how many are NaN or infinite, and the norm of the weights. A step with NaN is not good."
+    )
 
 
 STEPS = options_in(_Steps)
@@ -133,6 +135,7 @@ def _error(run: RunSummary) -> CorruptError | None:
     if run.newest_is_good:
         return None
     step = run.steps[-1]
-    why = step.damage or step.why or step.marks
+    nan = f"{step.nan:,} of its values are NaN" if step.nan else ""
+    why = step.damage or step.why or nan or step.marks
     good = f"The last good one is {run.last_good}." if run.last_good else "No step is good."
     return CorruptError(f"{step.path}, the newest step, is not good: {why.rstrip('.')}. {good}")

@@ -26,7 +26,8 @@ class StepSummary:
     """Its format; empty if it could not be opened."""
 
     good: bool
-    """Whether the bytes of every tensor are there, and no marker says that it was not finished."""
+    """Whether the bytes of every tensor are there, and no marker says that it was not finished; with --check, nothing
+    has changed either, and with --stats, nothing is NaN."""
 
     whole: bool | None
     """Whether the bytes of every tensor are there, by its geometry; null if nothing that is read knows its format."""

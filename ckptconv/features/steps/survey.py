@@ -101,4 +101,4 @@ def _read(
             summary.nan, summary.inf, summary.norm = values_of(known.step, sources, progress)
         except CorruptError as error:
             summary.damage = summary.damage or error.message
-    summary.good = summary.good and not summary.damage
+    summary.good = summary.good and not summary.damage and not summary.nan

@@ -276,6 +276,10 @@ def test_check_finds_what_changed_and_stats_what_is_not_finite(tmp_path: Path) -
     assert "has changed since it was written" in found.json["steps"][1]["damage"]
     old, new = steps(run, "--stats", "--json").json["steps"]
     assert (old["nan"], old["inf"], new["nan"]) == (0, 0, 1)
+    assert (old["good"], new["good"], new["whole"]) == (True, False, True)
+    last = steps(run, "--stats", "--last")
+    last.refused(4, "step_2, the newest step, is not good: 1 of its values are NaN.")
+    assert last.out == f"{run / 'step_1'}\n"
     norm = torch.cat([tensor.flatten() for tensor in state_of(1).values()]).double().norm().item()
     assert old["norm"] == pytest.approx(norm, rel=1e-6)
 
