@@ -22,7 +22,7 @@ _MANY = "" if missing("output_dir") else "; with --output-dir, every argument is
 OTHER_WORDS = {
     "convert": (
         *("to", "cast", "reshard", "consolidate", "unshard", "join", "merge-shards", "save", "export"),
-        *("concat", "combine", "merge-tp", "tp-merge", "orbax2safetensors"),
+        *("concat", "combine", "merge-tp", "tp-merge", "orbax2safetensors", "convert-checkpoint"),
     ),
     "convert --dtype bf16": ("bf16", "fp16", "half"),
     "convert --rename REGEX=REPL": ("rename", "rename-keys", "strip-prefix"),
@@ -87,8 +87,8 @@ def convert_(
             hint += f"Commands that combine inputs: {some(combining, form=str)}." if combining else ""
             if any(re.fullmatch("[KMGT]i?B", word) for word in words):
                 hint = "Write a size in one word: 5GB."
-            if odd := next((word for word in words[1:] if re.fullmatch("yes|no|true|false|on|off|to|into", word)), ""):
-                hint = f"Leave out {odd!r}: OUTPUT follows INPUT, and switches such as --verify take no value."
+            if odd := next(filter(re.compile("yes|no|true|false|on|off|(in)?to|sha256").fullmatch, words[1:]), ""):
+                hint = f"Leave out {odd!r}: OUTPUT follows INPUT, and switches such as --checksum take no value."
             raise UsageError(f"Expected INPUT and OUTPUT, but found {len(words)} arguments.", hint.strip())
     try:
         convert_one("convert", "", words[0], output, options)

@@ -64,6 +64,8 @@ REFUSED: list[tuple[str, int, str]] = [
     ("convert MODEL.PT x", 2, "MODEL.PT does not exist;Did you mean model.pt?"),
     ("convert model.pt x -dtype bf16", 2, "There is no option -d.;Did you mean --dtype?"),
     ("convert model.pt x --verify yes", 2, "found 3 arguments;Leave out 'yes'"),
+    ("convert model.pt x --checksum sha256", 2, "Leave out 'sha256';such as --checksum take no value"),
+    ("convert_checkpoint model.pt x", 2, "Did you mean ckptconv convert?"),
     ("convert model.pt to x", 2, "found 3 arguments;Leave out 'to'"),
     ("convert model.pt '~/x.safetensors'", 2, "The shell did not expand the ~"),
     ("convert empty", 2, "but not a known checkpoint;It is empty."),

@@ -15,21 +15,24 @@ from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError, UsageError, damaged
+from ckptconv.formats.run_names import MAX_TAG, POINTERS
 from ckptconv.formats.torch.container import begins_as_pickle, plain_pickle
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import is_quoted
+from ckptconv.storage.paths import basename, dirname, is_quoted
 
 _CORRUPT, _UNSUPPORTED = CorruptError, UnsupportedError
 _AGAIN = "Download it again, and read the answer of the server."
 _PAGE = "is a web page, not a checkpoint."
 _AT_ADDRESS = f"The address of a directory ends in /. If this is that of a file: {_AGAIN[0].lower()}{_AGAIN[1:]}"
 _UNPACK = "Unpack it first."
-_NAME_ONE = f"{_UNPACK} One file in a tar archive called .tar.gz, .tar.bz2 or .tar.xz can be named: tar://NAME::FILE"
+_PIPED = "Unpack it first, or on the way: {} FILE | ckptconv convert - OUTPUT."
+_NAME_ONE = f"{_PIPED} One file in a tar archive called .tar.gz, .tar.bz2 or .tar.xz can be named: tar://NAME::FILE"
 _OTHERS = "ckptconv reads files of PyTorch, DeepSpeed and safetensors."
 _ARRAYS = "Load it with numpy.load, and write its arrays with safetensors.numpy.save_file."
 _KERAS = "Load it in Keras, and write the arrays of get_weights, by name, with safetensors.numpy.save_file."
 _TF = "Read it with tf.train.load_checkpoint, and write its arrays with safetensors.numpy.save_file."
-_FLAX = "Load it with flax.serialization.msgpack_restore, and write the flat dict with safetensors.flax.save_file."
+_FLAX = "Load it with flax.serialization.msgpack_restore, and write it, flat, with safetensors.flax.save_file: "
+_FLAX += "flax.traverse_util.flatten_dict(d, sep='.') makes it so."
 _PADDLE = "Load it with paddle.distributed.load_state_dict, and save it as safetensors, as PaddleFormers does."
 _OF_RANKS = 'Only these programs load it, with load_format="sharded_state": convert the original model instead.'
 _FOR_DEVICES = "It was exported from a model for devices: convert the original model instead."
@@ -48,10 +51,10 @@ _BEGINNINGS: tuple[tuple[bytes, type[CkptconvError], str, str], ...] = (
     (b"<!doctype html", _CORRUPT, _PAGE, _AGAIN),
     (b"<html", _CORRUPT, _PAGE, _AGAIN),
     (b"<?xml", _CORRUPT, "is an XML document, not a checkpoint.", _AGAIN),
-    (b"\x1f\x8b", _UNSUPPORTED, "is compressed with gzip.", _NAME_ONE),
-    (b"\x28\xb5\x2f\xfd", _UNSUPPORTED, "is compressed with zstandard.", _UNPACK),
-    (b"BZh", _UNSUPPORTED, "is compressed with bzip2.", _NAME_ONE),
-    (b"\xfd7zXZ\0", _UNSUPPORTED, "is compressed with xz.", _NAME_ONE),
+    (b"\x1f\x8b", _UNSUPPORTED, "is compressed with gzip.", _NAME_ONE.format("zcat")),
+    (b"\x28\xb5\x2f\xfd", _UNSUPPORTED, "is compressed with zstandard.", _PIPED.format("zstdcat")),
+    (b"BZh", _UNSUPPORTED, "is compressed with bzip2.", _NAME_ONE.format("bzcat")),
+    (b"\xfd7zXZ\0", _UNSUPPORTED, "is compressed with xz.", _NAME_ONE.format("xzcat")),
     (b"7z\xbc\xaf\x27\x1c", _UNSUPPORTED, "is a 7z archive.", _UNPACK),
     (b"\x89HDF\r\n\x1a\n", _UNSUPPORTED, "is an HDF5 file, such as Keras writes.", _KERAS),
     (b"PYTORCH1", _UNSUPPORTED, "is a TorchScript archive of torch 1.0, which is not a zip archive.", _OTHERS),
@@ -140,6 +143,8 @@ _DIRECTORIES: tuple[tuple[str, str, str], ...] = (
 
 def check_file(path: str, head: bytes, size: int) -> None:
     """Raise the error for the file at `path`, of `size` bytes, if its first 512 bytes show that it is foreign."""
+    if basename(path) in POINTERS and size <= MAX_TAG and head.isascii():
+        raise UsageError(f"{path} only says which step is the last one.", f"Give the directory: {dirname(path)}")
     if error := foreign_file(path, head, size):
         raise error
 

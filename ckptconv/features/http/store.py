@@ -144,5 +144,5 @@ STORE = Store(
     ranges=_ranges,
     pinned=pinned,
     taken=taken,
-    instead="Plain HTTP servers accept no uploads.",
+    instead="Plain HTTP servers accept no uploads: give another OUTPUT, such as model.safetensors.",
 )

@@ -44,11 +44,11 @@ def sniff(probe: Probe) -> Guess | None:
     """Recognize a directory of a step, an item or a run; or a file that describes one."""
     place = probe.place
     if probe.is_file:
-        return (
-            _GUESS._replace(place=place.parent)
-            if place.name in (*_MARKS, _CHECKPOINT) and _is_here(place.parent)
-            else None
-        )
+        is_one = place.name in (*_MARKS, _CHECKPOINT) and _is_here(place.parent)
+        return _GUESS._replace(place=place.parent) if is_one else None
+    # The data of a database, in its own directory.
+    if place.name == "d" and probe.is_directory and place.parent.has_file(database.NAME):
+        return _GUESS
     is_one = probe.is_directory and (_is_here(place) or any(map(_is_here, _steps(place)[:_LOOKED_AT])))
     return _GUESS if is_one else None
 
@@ -87,6 +87,8 @@ def located(place: Location) -> Step:
 
     Raise CorruptError if it is incomplete, UsageError for the directory of one process.
     """
+    if place.name == "d" and place.parent.has_file(database.NAME):
+        raise UsageError(f"{place} has the data of a step alone.", f"Name that of the step: {place.parent}")
     if place.name.startswith(_OF_PROCESS):
         raise UsageError(f"{place} is what one process wrote of a step.", f"Name that of the step: {place.parent}")
     if _is_here(place):

@@ -6,6 +6,8 @@ from ckptconv.options import OUTPUT
 from ckptconv.options.kinds import PATH
 from ckptconv.options.option import Given, option
 
+OTHER_OPTIONS = {"--provenance --sign --attestation --slsa --sbom": "Use --attest FILE, with --digest sha256."}
+
 
 class Stating(Given):
     """The place for statements about the outputs."""

@@ -109,6 +109,8 @@ def filesystem(url: str, options: Options | None = None) -> tuple[Any, str]:
         last = url.rpartition("::")[2]
         is_name = last != url and str(error).endswith(f"not known: {last}")
         advice = f"For a file of that name, write ./{last}" if is_name else "See --storage-options."
+        if url.startswith(("gzip://", "gz://", "bz2://", "xz://", "zstd://")):
+            advice = "Unpack it first, or on the way: zcat FILE | ckptconv convert - OUTPUT"
         raise UsageError(f"{url} cannot be opened: {error}.", advice) from error
     except Exception as error:  # of a package that the protocol needs
         raise FailedError(f"{url} cannot be opened: {why(error)}.", hint(error)) from error

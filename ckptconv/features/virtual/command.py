@@ -43,6 +43,8 @@ def virtual(
     """
     from ckptconv.features.virtual.description import SUFFIX
 
+    if output is None and "into" not in options:
+        raise UsageError("OUTPUT is missing.", f"It follows SOURCE, or -o, and ends in {SUFFIX}.")
     target = required(output, options)
     if not target.endswith(SUFFIX):
         raise UsageError(

@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 
 from ckptconv.errors import UnsupportedError
 from ckptconv.features.foreign.known import foreign_file, is_sign
+from ckptconv.formats.run_names import POINTERS
 from ckptconv.formats.torch.file import read_torch
 
 
@@ -102,6 +103,13 @@ def test_a_file_is_told_by_its_beginning(name: str, tmp_path: Path) -> None:
     ckptconv_here("pt2safetensors", tmp_path / "model.pt").refused(code, "model.pt", *words)
     for command in looking():
         assert ckptconv_here(command, tmp_path / "model.pt").code == code, command
+
+
+@every("name", [name for name in POINTERS if not name.endswith(".json")])
+def test_a_file_that_says_where_a_step_is_is_none(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("20")
+    run = ckptconv_here("convert", tmp_path / name, tmp_path / "out")
+    run.refused(2, f"{name} only says which step is the last one", f"Give the directory: {tmp_path}")
 
 
 def test_every_command_says_what_no_command_reads(tmp_path: Path) -> None:

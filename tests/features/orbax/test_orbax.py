@@ -204,6 +204,8 @@ def test_a_file_of_a_step_means_the_step(tmp_path: Path) -> None:
         done(ckptconv_here("convert", step_of("small-chunks") / name, tmp_path / f"{name}.safetensors"))
     run = ckptconv_here("convert", step_of("two-processes") / "ocdbt.process_1", tmp_path / "out")
     run.refused(2, "what one process wrote", "Name that of the step")
+    run = ckptconv_here("convert", step_of("small-chunks") / "d", tmp_path / "out")
+    run.refused(2, "has the data of a step alone", f"Name that of the step: {step_of('small-chunks')}")
 
 
 def test_an_array_that_the_tree_does_not_name_is_told(tmp_path: Path) -> None:
