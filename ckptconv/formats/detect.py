@@ -94,7 +94,7 @@ def open_source(
     if tag or exclude_frozen or master or unstack or raw:
         from ckptconv.formats.idle import warned
 
-        source = warned(source, place, guess.called, wanted)
+        source = warned(source, place, guess.called, wanted._replace(unstack=unstack))
     return with_layout(source, **reaching, **feature_options)
 
 

@@ -6,10 +6,11 @@ from ckptconv.errors import UsageError
 from ckptconv.formats.model_files import TORCH
 from ckptconv.formats.registered import DEEPSPEED, MEGATRON
 from ckptconv.formats.source import Source, Wanted
+from ckptconv.options.registered import missing
 from ckptconv.storage.location import Location
 
-# Those that select what is read: another part than the wanted one would be converted.
-_SELECTING = ("--tag", "--exclude-frozen-parameters", "--master")
+# Those that select what is read: another part than the wanted one would be converted, or other tensors.
+_SELECTING = ("--tag", "--exclude-frozen-parameters", "--master", "--unstack")
 _OTHERWISE = "Leave it out, or convert the checkpoint that it is for by itself first."
 
 
@@ -32,5 +33,7 @@ def warned(source: Source, place: Location, called: str, wanted: Wanted) -> Sour
         step = place.join(wanted.tag)
         where = f": {step}" if step.kind == "directory" else ", or leave --tag out."
         hint = f"Give the directory of the step{where}" if option == "--tag" else _OTHERWISE
+        if option == "--unstack" and not missing("map"):
+            hint = "Leave it out, or give a map, which may name each layer: ckptconv maps lists them, for --map."
         raise UsageError(idle[option], hint)
     return source._replace(warnings=[*source.warnings, *idle.values()])

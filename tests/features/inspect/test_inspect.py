@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cells import verifying
 from checkpoints import ZERO, ckptconv, ckptconv_here
 from effort import examples
 from hypothesis import given
@@ -201,33 +200,23 @@ def test_how_many_layers_are_alike_is_told_in_little_room(width: int, label: str
     assert [line.startswith(f"    {label}") for line in lines].count(True) == 1, lines
 
 
-@pytest.mark.parametrize(
-    ("words", "problem", "whose"),
-    [
-        (["inspect", "model.safetensors", "--raw"], "model.safetensors is in safetensors already", "torch.save's"),
-        pytest.param(
-            ["verify", "model.pt", "model.safetensors", "--unstack"],
-            "model.pt is written by torch.save",
-            "Megatron-core's",
-            marks=verifying,
-        ),
-    ],
-)
 def test_options_for_another_kind_of_checkpoint_are_said_to_be_of_no_use(
-    words: list[str], problem: str, whose: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    words, problem = ["inspect", "model.safetensors", "--raw"], "model.safetensors is in safetensors already"
     monkeypatch.chdir(tmp_path)
     torch.save({"w": torch.ones(2)}, "model.pt")
     assert ckptconv_here("pt2safetensors", "model.pt").code == 0
-    told = f"{words[-1]} has no effect: {problem}, but the option applies only to {whose} checkpoints."
+    told = f"{words[-1]} has no effect: {problem}, but the option applies only to torch.save's checkpoints."
     run = ckptconv_here(*words)
     assert run.code == 0
     assert run.err == f"ckptconv: warning: {told}\n"
     assert ckptconv_here(*words, "--json").json["warnings"] == [told]
     # One that selects what is read.
-    ckptconv_here(*words[:-1], "--tag", "9").refused(
-        2, f"--tag has no effect: {problem}", "Leave it out, or convert the checkpoint that it is for by itself first."
-    )
+    ckptconv_here(*words[:-1], "--tag", "9").refused(2, f"--tag has no effect: {problem}", "or leave --tag out")
+    run = ckptconv_here("convert", "model.pt", "o.safetensors", "--unstack")
+    run.refused(2, "--unstack has no effect: model.pt is written by torch.save", "only to Megatron-core's checkpoints")
+    assert not Path("o.safetensors").exists()
     checkpoint = ZERO / "z2_bf16_tags_w2" / "checkpoint"
     assert ckptconv_here("inspect", checkpoint, "--tag", "global_step2").err == ""
     told = [ckptconv_here("convert", path, "out", "--raw").err for path in ("model.safetensors", "model.pt")]

@@ -433,7 +433,7 @@ def test_memory_stays_small_whatever_is_downloaded(tmp_path: Path) -> None:
 
 
 def test_it_says_where_it_is_and_ends_when_asked(place: Path) -> None:
-    with process_serving(place / "zero", "--verbose", "--unstack") as (url, process):
+    with process_serving(place / "zero", "--verbose", "--raw") as (url, process):
         assert ask(url, "/model.safetensors").status == 200
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=600)
@@ -441,7 +441,7 @@ def test_it_says_where_it_is_and_ends_when_asked(place: Path) -> None:
     assert out.splitlines() == [f"for transformers: HF_ENDPOINT={url}"]
     assert '"GET /model.safetensors HTTP/1.1" 200' in err
     assert "config.json, which from_pretrained needs, is not next to SOURCE" in err
-    assert "warning: --unstack has no effect" in err
+    assert "warning: --raw has no effect" in err
 
 
 def test_the_address_of_a_model_in_shards_is_that_of_its_index(place: Path) -> None:

@@ -207,7 +207,7 @@ def test_files_next_to_the_source_decide_the_names_as_in_a_conversion(tmp_path: 
 
 def test_it_tells_what_a_conversion_would(tmp_path: Path) -> None:
     telling: list[tuple[str, dict[str, Any]]] = [
-        ("zero3", {"unstack": True}),
+        ("zero3", {"raw": True}),
         ("nested.pt", {"key": "list", "strip_prefix": "layers"}),
         *itertools.chain(*of_features("TELLING")),
     ]
