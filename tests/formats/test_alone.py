@@ -117,20 +117,6 @@ def test_a_directory_with_one_of_them_lacks_the_others(family: str, tmp_path: Pa
     run.refused(4, path, f"{directory} lacks the other files.", "--alone")
 
 
-def test_where_another_set_lies_beside_a_lone_shard_its_index_is_named(tmp_path: Path) -> None:
-    index = {"metadata": {}, "weight_map": {}}
-    for number in (1, 2):
-        torch.save({f"w{number}": W}, tmp_path / f"pytorch_model-0000{number}-of-00002.bin")
-        index["weight_map"][f"w{number}"] = f"pytorch_model-0000{number}-of-00002.bin"
-    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
-    done(ckptconv_here("pt2safetensors", tmp_path / "pytorch_model-00002-of-00002.bin"))
-    place = tmp_path / "pytorch_model.bin.index.json"
-    run = ckptconv_here("convert", tmp_path, tmp_path / "o")
-    run.refused(4, "lacks the other files", f"Or give the index of another set: {place}.")
-    done(ckptconv_here("convert", place, tmp_path / "o.safetensors"))
-    assert load_file(tmp_path / "o.safetensors").keys() == {"w1", "w2"}
-
-
 def test_a_shard_becomes_a_shard_of_the_same_number(tmp_path: Path) -> None:
     path = PARTS["a shard"][0](tmp_path)
     run = done(ckptconv_here("pt2safetensors", path, *VERIFY, "--json"))

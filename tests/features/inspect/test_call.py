@@ -89,16 +89,6 @@ def test_progress_counts_the_bytes_of_the_statistics(model: Path) -> None:
     assert [sum(done)] == totals == [12 + 48]
 
 
-def test_names_are_those_of_the_file_where_a_structure_record_has_other_keys(tmp_path: Path) -> None:
-    torch.save({"state": {"m.a": torch.ones(2), "m.b": torch.ones(3)}, "epoch": 3}, tmp_path / "x.pt")
-    ckptconv.convert(tmp_path / "x.pt", tmp_path / "x.safetensors", strip_prefix="state.m.")
-    summary = ckptconv.inspect(tmp_path / "x.safetensors", include="?")
-    assert [tensor.name for tensor in summary.tensors] == ["a", "b"]
-    assert summary.values == {"epoch": 3}
-    in_state = ckptconv.inspect(tmp_path / "x.safetensors", key="state")
-    assert [tensor.name for tensor in in_state.tensors] == ["m.a", "m.b"]
-
-
 def test_a_key_that_leads_nowhere_is_an_error(model: Path) -> None:
     with pytest.raises(ckptconv.UsageError, match="nowhere"):
         ckptconv.inspect(model, key="nowhere")

@@ -406,3 +406,17 @@ def test_a_configuration_in_the_place_of_a_checkpoint_is_told_its_directory(tmp_
     (tmp_path / "config.json").write_text("{}")
     run = ckptconv_here("convert", tmp_path / "config.json", tmp_path / "out")
     run.refused(5, f"their index, or their directory: {tmp_path}")
+
+
+def test_where_another_set_lies_beside_a_lone_shard_its_index_is_named(tmp_path: Path) -> None:
+    index = {"metadata": {}, "weight_map": {}}
+    for number in (1, 2):
+        torch.save({f"w{number}": torch.ones(2)}, tmp_path / f"pytorch_model-0000{number}-of-00002.bin")
+        index["weight_map"][f"w{number}"] = f"pytorch_model-0000{number}-of-00002.bin"
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    done(ckptconv_here("pt2safetensors", tmp_path / "pytorch_model-00002-of-00002.bin"))
+    place = tmp_path / "pytorch_model.bin.index.json"
+    run = ckptconv_here("convert", tmp_path, tmp_path / "o")
+    run.refused(4, "lacks the other files", f"Or give the index of another set: {place}.")
+    done(ckptconv_here("convert", place, tmp_path / "o.safetensors"))
+    assert load_file(tmp_path / "o.safetensors").keys() == {"w1", "w2"}
