@@ -66,6 +66,8 @@ def _of(path: str | bytes, base: int = 0) -> bytes:
 
 
 _manifest(CORRUPT, "empty", "a manifest without a byte", b"")
+_manifest(CORRUPT, "large", "a manifest of 5 MB", _told(rest=bytes(5 << 20)))
+_manifest(CORRUPT, "older", "2^40 older versions", frame(MANIFEST, manifest()[:-1] + varint(HUGE)))
 _manifest(CORRUPT, "magic", "a manifest that begins as a node", frame(NODE, manifest()))
 _manifest(CORRUPT, "longer", "a manifest that says it is longer", frame(MANIFEST, manifest(), length=HUGE))
 _manifest(CORRUPT, "shorter", "a manifest that says it is shorter", frame(MANIFEST, manifest(), length=20))
@@ -179,6 +181,13 @@ _nodes(
 _nodes(
     "last", "a child whose last key belongs to the next one", _leaf(_ONE, (b"c", b"1")), _leaf((b"d", b"1")),
     inner([(b"a", 0, _SIZE + 6, 2), (b"b", _SIZE + 6, _SIZE, 1)]), keys=3, height=1,
+)  # fmt: skip
+_nodes("void", "a leaf without a key", _leaf(), keys=0)
+_VOID, _PAIR = _leaf(), _leaf(_ONE, (b"c", b"1"))
+_nodes(
+    "void_child", "a child without a key", _VOID, _PAIR,
+    inner([(b"0", 0, len(frame(NODE, _VOID)), 0), (b"a", len(frame(NODE, _VOID)), len(frame(NODE, _PAIR)), 2)]),
+    keys=2, height=1,
 )  # fmt: skip
 _nodes("empty", "children without keys", inner([(b"a", 0, 0, 0), (b"b", 0, 0, 0)]), keys=0, height=1)
 

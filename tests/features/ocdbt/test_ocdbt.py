@@ -85,6 +85,10 @@ def test_no_value_in_a_file_is_read(tmp_path: Path) -> None:
 # What is said of those whose other numbers would be refused elsewhere too.
 SAID = {
     "manifest_prefix": "begins with 90 bytes of b'a'",
+    "manifest_large": "at most 4194304 are supported",
+    "node_void": "it has 0 entries",
+    "node_void_child": "it has 0 entries",
+    "node_inherited": "one of 32000: too many",
     "manifest_longer": "says that it has 1099511627776",
     "manifest_bomb": "unpacks to more than",
     "manifest_files": "refers to 524288 data files: too many",

@@ -88,12 +88,46 @@ _paths("mixed", "keys and indices in one container", ("w", 0), ("w", "1"))
 _paths("inside", "a leaf inside a leaf", ("w",), ("w", "v"))
 _paths("names", "two paths of one name", ("w", "v"), ("w.v",))
 _paths("index", "an index that is not valid", ("w", -1))
+_tree(
+    CORRUPT, "zeros", "an index that begins with a zero",
+    metadata(entry("w", 0, value_type="None", skip_deserialize=True)).replace('"key": "0"', '"key": "00"'),
+)  # fmt: skip
 _paths("long", "a path of 1,000 keys", ("w",) * 1000)
 _paths("root", "a path of no key", ())
 _add(
     CORRUPT, "tree_up", "an array whose directory is above the step",
     lambda place: (shutil.rmtree(place / "d"), (place / "manifest.ocdbt").unlink(), (place / "_METADATA").write_text(
         metadata(entry("../../w"))
+    )),
+)  # fmt: skip
+for _file, _why, _text in (
+    ("strings", "texts that are not JSON", "{"),
+    ("strings_kind", "a text that is a number", '{"w": 5}'),
+):
+    _add(
+        CORRUPT, f"tree_{_file}", _why, lambda place, text=_text: (place / "_strings.json").write_text(text)
+    )  # fmt: skip
+
+
+def _document(place: Path, text: str) -> None:
+    """A step of items: what it was becomes one of them, and another is a document of JSON."""
+    item, other = place / "params", place / "more"
+    for made in (item, other):
+        made.mkdir()
+    for name in ("_METADATA", "manifest.ocdbt", "d"):
+        (place / name).rename(item / name)
+    (place / "_CHECKPOINT_METADATA").write_text('{"item_handlers": {"params": "x", "more": "y"}}')
+    (other / "more").write_text(text)
+
+
+_add(CORRUPT, "step_document", "an item of JSON that is cut short", lambda place: _document(place, '{"a": '))
+_add(CORRUPT, "step_document_deep", "an item of JSON that is nested 90 levels deep", lambda place: _document(
+    place, "[" * 90 + "]" * 90
+))  # fmt: skip
+_add(
+    CORRUPT, "step_above", "a step that names an item above it",
+    lambda place: (_document(place, "{}"), (place / "_CHECKPOINT_METADATA").write_text(
+        '{"item_handlers": {"params": "x", "../step": "y"}}'
     )),
 )  # fmt: skip
 _add(
