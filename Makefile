@@ -109,8 +109,8 @@ build/kills-more: build/trainers-tools
 	$</bin/python -m pip install --quiet --no-deps --target $@ torch_checkpointing==0.1.1
 	@touch $@
 
-test-maps: build/maps-tools build/maps-old build/maps-more build/maps-titan
-	$</bin/python scripts/record_maps.py --old build/maps-old --more build/maps-more --titan build/maps-titan $(MAPS_FLAGS)
+test-maps: build/maps-tools build/maps-old build/maps-more build/maps-titan build/maps-maxtext
+	$</bin/python scripts/record_maps.py --old build/maps-old --more build/maps-more --titan build/maps-titan --maxtext build/maps-maxtext $(MAPS_FLAGS)
 	$</bin/python scripts/module_orders.py --old build/maps-old
 
 test-megatron: build/megatron-tools build/megatron-new build/megatron-bridge build/megatron-bridge-new
@@ -180,6 +180,12 @@ build/maps-more: build/maps-tools
 build/maps-titan: build/maps-tools
 	rm -rf $@
 	$</bin/python -m pip install --quiet --no-deps --target $@ torchtitan==0.2.2
+	@touch $@
+
+# MaxText asks for a later Python than its tables need.
+build/maps-maxtext: build/maps-tools
+	rm -rf $@
+	$</bin/python -m pip install --quiet --no-deps --ignore-requires-python --target $@ maxtext==0.2.5
 	@touch $@
 
 without: $(INSTALLED)

@@ -38,7 +38,7 @@ MODULES = (
     "maxtext",
 )
 # Those that need what no registry has: the variable that says where it is.
-ELSEWHERE = {"openpi": "OPENPI", "maxtext": "MAXTEXT"}
+ELSEWHERE = {"openpi": "OPENPI"}
 # Those whose models are also converted, loaded by transformers, and computed with.
 COMPUTING = ("titan", "megatron")
 # Those with packages of their own, each in a directory that the Makefile makes: the last releases that have what is
@@ -52,6 +52,7 @@ BESIDE = {
     "bridge": "more",
     "swift": "more",
     "nemo": "more",
+    "maxtext": "maxtext",
 }
 
 
@@ -77,6 +78,7 @@ def main() -> int:
     parser.add_argument("--old", default="", help="where transformers 4.45 is installed")
     parser.add_argument("--more", default="", help="where litgpt, torchtune and others are installed")
     parser.add_argument("--titan", default="", help="where torchtitan 0.2 is installed")
+    parser.add_argument("--maxtext", default="", help="where MaxText is installed")
     parser.add_argument("--only", choices=MODULES, action="append", help="of these frameworks alone")
     parser.add_argument("--logits", choices=COMPUTING, help="compare logits of this framework's models alone")
     parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)

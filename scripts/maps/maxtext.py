@@ -1,13 +1,10 @@
-"""Llama and Gemma of MaxText, as its own tables and hooks convert them. MAXTEXT is a checkout of it: its releases need
-a later Python, and libraries for TPUs. Its arrays are those of numpy here, which the hooks take too. The map of Gemma 3
-writes numbered layers, and the others stacked ones."""
+"""Llama and Gemma of MaxText, as its own tables and hooks convert them. These are loaded alone: its other modules need
+JAX. Its arrays are those of numpy here, which the hooks take too. The map of Gemma 3 writes numbered layers, and the
+others stacked ones."""
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes  # noqa: F401 – gives numpy bfloat16
@@ -25,8 +22,8 @@ from transformers import (
 from maps.alone import only
 from maps.cases import Case, Tensors
 
-PACKAGES = ("numpy", "transformers")
-_MADE = "the tables and hooks of src/maxtext/checkpoint_conversion/utils/param_mapping.py"
+PACKAGES = ("maxtext", "numpy", "transformers")
+_MADE = "the tables and hooks of maxtext/checkpoint_conversion/utils/param_mapping.py"
 # The rows that MaxText adds to the embeddings of Gemma, and the axis in which it stacks layers.
 _PADDED, _SCAN_AXIS = 3, 1
 _SIZES = {
@@ -215,13 +212,12 @@ _MODELS: tuple[tuple[str, type[Any], str, Any, str], ...] = (
         _Gemma,
         "",
         GemmaConfig(num_hidden_layers=2, **{**_SIZES, **_TIED}),
-        "src/maxtext/checkpoint_conversion/standalone_scripts/convert_gemma_chkpt.py, stated again",
+        "maxtext/checkpoint_conversion/standalone_scripts/convert_gemma_chkpt.py, stated again",
     ),
 )
 
 
 def cases() -> Iterator[Case]:
-    sys.path.insert(0, str(Path(os.environ["MAXTEXT"], "src")))
     instead = {"jax.numpy.concatenate": np.concatenate, "jax.numpy.stack": np.stack, "jax.Array": type(None)}
     (module,) = only("maxtext.checkpoint_conversion.utils.param_mapping", packages=("maxtext", "jax"), instead=instead)
     for name, way, family, config, made in _MODELS:
