@@ -52,16 +52,10 @@ WORDS = {
         "Outputs are not cut by rank: programs cut whole files as they load them."
     ),
     "--no-optimizer --no-optim --model-only --only-model --only-weights": (
-        "Of a .pt file, --key model takes the weights alone, and --exclude 'optimizer.*' leaves out the states; those "
-        "of distributed and DeepSpeed checkpoints are left out anyway."
+        "Of a .pt file, --key model takes the weights alone, and --exclude 'optimizer.*' leaves out the states."
     ),
     "--weights-only": "ckptconv runs no code from files; --key model takes the weights without an optimizer's states.",
-    "--optimizer-only --only-optimizer": (
-        "--optimizer PATH without OUTPUT writes the states alone, and --key optimizer takes them as they are stored."
-    ),
-    "--reset-optimizer --new-optimizer": (
-        "--to dcp writes optimizer states only with --states; --fresh-optimizer is for --to universal."
-    ),
+    "--optimizer-only --only-optimizer": "--optimizer PATH without OUTPUT writes the states alone.",
     "--use-ema --ema-weights": "Use --key PATH for other weights, such as --key ema; ckptconv inspect lists the keys.",
     "--load-optimizer --include-optimizer --with-optimizer --save-optimizer": "Use --optimizer PATH for the states.",
     "--in-place --inplace --delete --remove-source": "Inputs are never changed or removed.",

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from ckptconv.plan import FilePlan
 
 
-# About an input whose bytes the output has, whatever they were when it was written.
 _UNCHECKED = "The input has checksums of its own, which were not compared; --checksum compares them."
 
 

@@ -222,7 +222,6 @@ def test_options_of_other_programs_are_said_what_they_are_here() -> None:
         "--no-optim": "--key model takes the weights alone, and --exclude 'optimizer.*' leaves out the states",
         "--weights-only": "ckptconv runs no code from files; --key model takes the weights",
         "--optimizer-only": "--optimizer PATH without OUTPUT writes the states alone",
-        "--reset-optimizer": "--to dcp writes optimizer states only with --states",
         "--use-ema": "such as --key ema",
         "--delete": "Inputs are never changed or removed.",
         "--filter": "Use --include GLOB.",

@@ -48,3 +48,7 @@ class Cutting(Given):
 
 
 GIVEN = Cutting
+# What people call it, as options.
+OTHER_OPTIONS = {
+    "--reset-optimizer --new-optimizer": "--to dcp writes optimizer states only with --states: leave it out.",
+}

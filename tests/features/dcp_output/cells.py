@@ -127,3 +127,6 @@ def with_manifest(source: Path, here: Path) -> Path:
     """Make an output of `source` that has a manifest."""
     ckptconv.convert(source, here / "dcp", to="dcp", fsync=False)
     return here / "dcp"
+
+
+OTHER_OPTIONS = {"--reset-optimizer": "--to dcp writes optimizer states only with --states"}
