@@ -51,10 +51,10 @@ def thin(
     """Remove the steps of this run that a policy does not keep.
 
     thin lists the steps to keep and to remove, with their sizes; only --yes removes them. A step is kept if any of the
-    --keep options keeps it. thin never removes the last good step, a step that is not good or not readable, a step that
-    changed recently (--age), or a step that `latest` or a link names. With --drop or --as, the other steps are not
-    removed, but reduced to their weights and small files, after a comparison. The next run with --yes finishes an
-    interrupted one.
+    --keep options keeps it, or if the newest trainer_state.json names it as the best. thin never removes the last good
+    step, a step that is not good or not readable, a step that changed recently (--age), or a step that `latest` or a
+    link names. With --drop or --as, the other steps are not removed, but reduced to their weights and small files,
+    after a comparison. The next run with --yes finishes an interrupted one.
 
     \b
     Examples:
