@@ -72,5 +72,7 @@ def nearby(place: Location) -> str:
     names = {name.lower(): name for name in place.parent.names}
     close = difflib.get_close_matches(place.name.lower(), list(names), n=1, cutoff=0.8)
     if not close:
-        return "" if "/" in path else stores.hint(path, place.options)
+        steps = sorted((name for name in names if name.isdigit() and place.name.isdigit()), key=int)
+        other = f"Its directory holds {some(steps, form=str)}." if steps else ""
+        return other if "/" in path else other or stores.hint(path, place.options)
     return f"Did you mean {os.path.join(os.path.dirname(path), names[close[0]])}?"

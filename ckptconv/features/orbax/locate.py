@@ -33,11 +33,13 @@ _MOST = 1 << 20
 
 
 class Step(NamedTuple):
-    """A complete step: its directory, its items by name ("" for the directory itself), and why it was taken."""
+    """A complete step: its directory, its items by name ("" for the directory itself), and why it was taken: a note, or
+    a warning if a later one is not complete."""
 
     place: Location
     items: dict[str, Location]
     note: str = ""
+    warning: str = ""
 
 
 def sniff(probe: Probe) -> Guess | None:
@@ -100,8 +102,10 @@ def located(place: Location) -> Step:
         except CorruptError as error:
             errors[step.name] = error
             continue
-        left = f" Not complete: {some(errors, form=str)}." if errors else ""
-        return complete._replace(note=f"Took {step.name}, the last step that is complete.{left}")
+        text = f"Took {step.name}, the last step that is complete."
+        if errors:
+            return complete._replace(warning=f"{text} Later, and not complete: {some(errors, form=str)}.")
+        return complete._replace(note=text)
     raise next(iter(errors.values()))
 
 

@@ -64,7 +64,7 @@ def _read(path: str, step: Step, wanted: Wanted) -> Source:
         optimizer=optimizer,
         of_states=StateFacts(inputs=opened.identified(path) if optimizer else {}),
         notes=[*([step.note] if step.note else []), *notes],
-        warnings=[*warnings, *opened.warnings],
+        warnings=[*([step.warning] if step.warning else []), *warnings, *opened.warnings],
         facts={
             **({} if step.place.path == path else {"directory": step.place.path}),
             "tensors": len(opened.tensors),

@@ -108,10 +108,19 @@ def test_what_tensorstore_refuses_is_refused(case: str, tmp_path: Path) -> None:
 def test_of_a_run_the_last_complete_step_is_taken(case: str, name: str, tmp_path: Path) -> None:
     out = tmp_path / "out.safetensors"
     run = done(ckptconv_here("convert", DATA / case / "checkpoint" / "run", out))
-    assert f"Took {name}, the last step that is complete" in run.out
+    text = f"Took {name}, the last step that is complete."
+    if case == "not-committed":
+        assert f"warning: {text} Later, and not complete: 2.orbax-checkpoint-tmp." in run.err
+    else:
+        assert text in run.out
     model = expected_of(case)
     own = {each.removeprefix("params."): array for each, array in model.items() if "params." in each} or model
     assert_same(load_file(out), own)
+
+
+def test_of_a_step_that_is_not_there_the_others_are_told(tmp_path: Path) -> None:
+    run = DATA / "manager" / "checkpoint" / "run"
+    ckptconv_here("convert", run / "99", tmp_path / "out").refused(2, "99 does not exist", "holds 10, 20")
 
 
 def test_a_step_that_is_not_complete_is_refused(tmp_path: Path) -> None:
