@@ -57,6 +57,12 @@ def carry_out(words: Sequence[str], options: dict[str, Any]) -> int:
         with contextlib.suppress(Exception):
             entry = look(normalize(word), dict(stores)) if word else None
         inputs.append((InputWord(word, entry is not None and entry.kind == "directory"), entry))
+    missing = [source.word for source, entry in inputs if entry is not None and entry.kind == "missing"]
+    if len(words) == 2 and missing == [words[1]] and not is_remote(words[1]) and dirname(words[1]) in ("", "."):
+        raise UsageError(
+            f"{words[1]} does not exist, and with --output-dir every argument is an input.",
+            f"Leave it out, or give it as OUTPUT without --output-dir: {shlex.join(['ckptconv', 'convert', *words])}",
+        )
     suffix = suffix_of(to)
     outputs = output_paths([source for source, _ in inputs], normalize(directory), template, suffix=suffix)
     files = [output for output in outputs if isinstance(output, str) and output.endswith(SUFFIX)]

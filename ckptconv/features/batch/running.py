@@ -406,7 +406,8 @@ def table(results: Sequence[Outcome], width: int | None) -> Iterator[str]:
 
     The lines have at most `width` cells, unless that is None or different paths would look alike.
     """
-    rows = [_row(outcome) for outcome in results]
+    first_of: dict[CkptconvError | None, Outcome] = {}
+    rows = [_row(outcome, first_of.setdefault(outcome.error, outcome) is outcome) for outcome in results]
     shown = [("input", "input format", "output", "size", "time"), *rows]
     # Output, size and time of a failed input are one text.
     widths = [max(len(row[column]) for row in shown if len(row) > 3 or column < 2) for column in range(5)]
@@ -426,7 +427,8 @@ def table(results: Sequence[Outcome], width: int | None) -> Iterator[str]:
         yield "  ".join(cells).rstrip()
 
 
-def _row(result: Outcome) -> tuple[str, ...]:
+def _row(result: Outcome, is_first: bool) -> tuple[str, ...]:
+    """Return the cells of an input; an error that several share is told with the first of them."""
     source = printable(result.source)
     if result.report:
         report = result.report
@@ -436,7 +438,8 @@ def _row(result: Outcome) -> tuple[str, ...]:
         return source, report.format, printable(where), size, f"{max(report.seconds, 0.01):.2f} s"
     if result.error is None or isinstance(result.error, StoppedError):
         return source, "not converted", "not begun" if result.error is None else "interrupted"
-    return source, result.error.kind, printable(first_sentence(result.error.message))
+    said = printable(first_sentence(result.error.message)) if is_first else "(the same)"
+    return source, f"error: {result.error.kind}", said
 
 
 def first_sentence(message: str) -> str:

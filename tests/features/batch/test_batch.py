@@ -130,8 +130,9 @@ def test_of_twenty_the_broken_ones_do_not_stop_the_others(place: Path) -> None:
         also = [line for line in lines if line.startswith("the structure record of in/m0.pt, in/m1.")]
         assert [line for line in also if " also holds values" in line]
         assert lines[-1].startswith("17 of 20 inputs converted, 3 failed: wrote ")
-        kinds = {line.split()[0]: line.split()[1] for line in lines[1:-1]}
-        assert [kinds[f"in/{name}"] for name in CODES] == ["unsafe", "corrupt", "unsupported"], jobs
+        kinds = {line.split()[0]: " ".join(line.split()[1:3]) for line in lines[1:-1]}
+        shown = [f"error: {kind}" for kind in ("unsafe", "corrupt", "unsupported")]
+        assert [kinds[f"in/{name}"] for name in CODES] == shown, jobs
 
 
 def test_with_json_several_are_one_object(place: Path) -> None:
@@ -331,6 +332,22 @@ def test_the_table_fits_the_terminal() -> None:
         assert len(lines) == 4
         assert all(width is None or len(line) <= width for line in lines), width
     assert first_sentence(error.message).endswith("x.pt is cut")
+
+
+def test_an_error_that_inputs_share_is_told_once() -> None:
+    error = CorruptError("a and b would both be x. And more.")
+    lines = [*table([Outcome("a", error=error), Outcome("b", error=error), Outcome("c")], 200)]
+    assert lines[1].split(maxsplit=3) == ["a", "error:", "corrupt", "a and b would both be x"]
+    assert lines[2].split(maxsplit=3) == ["b", "error:", "corrupt", "(the same)"]
+
+
+def test_an_output_beside_an_output_directory_is_not_taken_for_an_input(place: Path) -> None:
+    torch.save(NESTED, "a.pt")
+    run = ckptconv_here("convert", "a.pt", "b.safetensors", "--output-dir", "out")
+    run.refused(2, "with --output-dir every argument is an input", "ckptconv convert a.pt b.safetensors")
+    assert not Path("out").exists()
+    assert ckptconv_here("convert", "a.pt", "b.safetensors").code == 0
+    assert ckptconv_here("convert", "a.pt", "b.safetensors", "--output-dir", "out").code == 0
 
 
 def test_rows_of_different_inputs_differ_in_any_width() -> None:
