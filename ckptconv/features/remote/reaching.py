@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -30,17 +31,21 @@ def taken(url: str, options: Mapping[str, Any], directory: str) -> None:
 
 
 def hint(path: str, options: Mapping[str, Any]) -> str:
-    """Return advice for a path that leads nowhere: the URL that is meant, or its missing bucket; "" for none."""
+    """Return advice for a path that leads nowhere: the URL that is meant, its missing bucket, or a similar name in its
+    directory or archive; "" for none."""
     meaning = meant(path)
     if meaning:
         return f"If it is {meaning.kind}, give {meaning.url}."
-    bucket = at(path).bucket
-    if bucket:
+    bucket, is_archive = at(path).bucket, path.startswith(("tar://", "zip://"))
+    if bucket or is_archive:
         with contextlib.suppress(Exception):
             fs, inner = access.filesystem(path, options)
             name = inner.partition("/")[0]
-            if access.info(fs, name) is None:
+            if bucket and access.info(fs, name) is None:
                 return f"There is no {bucket} {name}, or these credentials do not show it."
+            names = fs.find("") if is_archive else fs.ls(inner.rstrip("/").rpartition("/")[0], detail=False)
+            if close := difflib.get_close_matches(inner.rstrip("/"), names, n=1, cutoff=0.8):
+                return f"Did you mean {path.replace(inner, close[0], 1)}?"
     return ""
 
 

@@ -68,6 +68,12 @@ class TestS3(ServedSuite):
             convert(f"s3://{BUCKET}/x.pt", "memory://x/out.safetensors", storage_options=s3.options)
         assert "bucket" not in str(error.value).replace(BUCKET, "")
 
+    def test_a_name_like_one_that_is_there_is_suggested(self, small: Path, place: OnS3) -> None:
+        convert(small, f"{place.url}/model.safetensors", storage_options=place.options)
+        with pytest.raises(UsageError, match="does not exist") as error:
+            convert(f"{place.url}/modle.safetensors", "memory://x/out", storage_options=place.options)
+        assert f"Did you mean {place.url}/model.safetensors?" in str(error.value)
+
     def test_what_stops_between_two_names_says_what_was_replaced(self, small: Path, place: OnS3, link: Proxy) -> None:
         options = place.through(link).options
         convert(small, f"{place.url}/old", storage_options=place.options)

@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import ckptconv_here
+from checkpoints import ckptconv_here, done
+
+
+def test_a_name_like_one_in_the_archive_is_suggested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"w": torch.ones(2)}, "a_model.pt")
+    with tarfile.open("all.tar", "w") as archive:
+        archive.add("a_model.pt", "./a_model.pt")
+    run = ckptconv_here("convert", "tar://a_model.pt::all.tar", "x.safetensors")
+    run.refused(2, "does not exist", "Did you mean tar://./a_model.pt::all.tar?")
+    done(ckptconv_here("convert", "tar://./a_model.pt::all.tar", "x.safetensors"))
 
 
 def test_a_compressed_archive_is_refused_with_an_address_that_works(
