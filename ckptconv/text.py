@@ -199,8 +199,6 @@ def count_of(number: int, noun: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return `text` with control characters escaped: names come from files, and must not control the terminal. It
-    has no passwords and queries of URLs, which may be signatures."""
-    if "://" in text:
-        text = _QUERY.sub(r"\1...", _PASSWORD.sub(r"\1...", text))
+    """Return `text` with control characters escaped, as names in files may have them, and without secrets of URLs."""
+    text = _QUERY.sub(r"\1...", _PASSWORD.sub(r"\1...", text))
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
