@@ -611,7 +611,7 @@ def _advice(names: Iterable[str], named: Mapping[str, Alternatives]) -> str:
     texts = {name: [text for text in named.get(name, ()) if isinstance(text, str)] for name in names}
     sizes = [
         f"--size {name}=NUMBER"
-        + (" (the elements of padding to add, 0 for none)" if name == PADDING else "")
+        + (" (rows of padding to add, such as to a vocabulary; 0 for none)" if name == PADDING else "")
         + (f" ({' or '.join(of_config)} of a configuration)" if of_config else "")
         for name, of_config in texts.items()
     ]
@@ -620,8 +620,8 @@ def _advice(names: Iterable[str], named: Mapping[str, Alternatives]) -> str:
         return f"Give {' '.join(sizes)}."
     reason = f" for {' and '.join(configured)}" if len(configured) < len(sizes) else ""
     return (
-        f"Give --config config.json of convert{reason}, or put a config.json next to the checkpoint, or give --like "
-        f"REF. Or give {' '.join(sizes)}."
+        f"Give convert's option --config config.json{reason}, or put a config.json next to the checkpoint, or give "
+        f"--like REF. Or give {' '.join(sizes)}."
     )
 
 

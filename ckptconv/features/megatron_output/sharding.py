@@ -86,7 +86,8 @@ def sharded(tensors: Mapping[str, LazyTensor], implementation: str, where: str) 
     if foreign:
         raise UnsupportedError(
             f"{where} does not have Megatron-core's names of tensors: {named(foreign)} is a name of transformers.",
-            "Give a map, such as --map megatron-llama: ckptconv maps lists them.",
+            "Give a map, such as --map megatron-llama (ckptconv maps lists them), and --size _=N: rows of padding to "
+            "add to the vocabulary, 0 for none.",
         )
     layers: dict[str, dict[int, dict[str, LazyTensor]]] = {}
     others: dict[str, LazyTensor] = {}

@@ -50,7 +50,7 @@ STAYING = (
 FOLDER, UNKNOWN = "folders are not copied", "not known as a model's"
 # Not the optimizer_0 of accelerate.
 _STEP = re.compile(r"(?!optim)(?:[A-Za-z_]+[-_=]?)?\d+")
-_ELSEWHERE = "those of another folder are copied"
+_ELSEWHERE = "that of another folder is used"
 # Names with one reason that are shown.
 _SHOWN = 100
 
@@ -103,7 +103,7 @@ def with_left(
         here = {name: stays.get(name) or reason_of(name, place.names[name].kind) for name in unused}
         here = {name: why or stays.get("", _ELSEWHERE) for name, why in here.items() if why != _OF_RANKS}
         shown = _grouped((name, reason) for name, reason in here.items() if name[0] != ".")
-        notes += [f"left in {place.path}: {shown}."] if shown else []
+        notes += [f"not copied from {place.path}: {shown}."] if shown else []
         left |= {join(place.path, name): why for name, why in here.items()}
     warnings = [*source.warnings]
     if source.family == SAFETENSORS:

@@ -93,7 +93,7 @@ def _read(place: Location, wanted: Wanted, reader: Reader) -> Source:
             {} if reader.file.packed else {outer.path: content.records},
         ),
         values=state.values,
-        notes=[*content.notes, *state.notes, *([f"left in {place}: {some(left, form=str)}."] if left else [])],
+        notes=[*content.notes, *state.notes, *([f"not read in {place}: {some(left, form=str)}."] if left else [])],
         warnings=[*content.warnings, *state.warnings],
         inputs={place.name: Input(outer, (outer.size, content.records.digest() or outer.stamp))},
         bytes_read=content.bytes_read,

@@ -277,7 +277,7 @@ def _collected(planned: _Planned, staging: Staging) -> dict[str, FinishedFile]:
     missing = [name for name, _, _ in planned.plan.files if name not in records]
     if missing:
         raise FailedError(
-            f"{planned.path} is not complete: {_by_part(planned, missing)}. The staged files are kept.",
+            f"{planned.path} is not complete: it lacks {_by_part(planned, missing)}. The staged files are kept.",
             f"Run {'that part' if len(_parts_of(planned, missing)) == 1 else 'those parts'} again, then finish.",
         )
     return records

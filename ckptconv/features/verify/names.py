@@ -100,7 +100,8 @@ def other_kind(pair: ExpectedPair) -> DifferenceError | None:
         if expected != actual:
             return DifferenceError(
                 f"{path}: {name!r} has {aspect} {actual}, but the source has {aspect} {expected}.",
-                "Give --dtype as the conversion had it, and leave it out if that had none."
+                "Give --dtype as the conversion had it, and leave it out if that had none; or give the --manifest that "
+                "it wrote."
                 if aspect == "dtype"
                 else "",
                 what=aspect,

@@ -182,9 +182,9 @@ def test_all_sizes_that_lack_are_asked_for_at_once_and_a_configuration_first(tmp
     with pytest.raises(UsageError, match="how large e and _ are, for 'y'") as caught:
         apply_map(parse_map(text, "test.toml"), tensors)
     assert caught.value.hint == (
-        "Give --config config.json of convert for e, or put a config.json next to the checkpoint, or give --like REF. "
-        "Or give --size e=NUMBER (num_heads of a configuration) --size _=NUMBER (the elements of padding to add, 0 for "
-        "none)."
+        "Give convert's option --config config.json for e, or put a config.json next to the checkpoint, or give --like "
+        "REF. Or give --size e=NUMBER (num_heads of a configuration) --size _=NUMBER (rows of padding to add, such as "
+        "to a vocabulary; 0 for none)."
     )
     assert apply_map(parse_map(text, "test.toml"), tensors, sizes={"e": 2, "_": 0}).tensors.keys() == {"x", "z", "u"}
 

@@ -185,5 +185,5 @@ def test_layouts(
 def test_the_padding_to_add_is_told_how_to_be_given(tmp_path: Path) -> None:
     map_ = parse_map('[[rule]]\na = "x : (v + _) h"\nb = "y : v h"\n', "test.toml")
     tensors = Checkpoint(tmp_path / "x", numbered(y=(3, 2))).tensors
-    with pytest.raises(UsageError, match=r"Give --size _=NUMBER \(the elements of padding to add, 0 for none\)"):
+    with pytest.raises(UsageError, match=r"Give --size _=NUMBER \(rows of padding to add, .*; 0 for none\)"):
         apply_map(map_, tensors, target="a")

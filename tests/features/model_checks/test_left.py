@@ -42,7 +42,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def noted(notes: Iterable[str]) -> list[str]:
-    return [note for note in notes if note.startswith("left in")]
+    return [note for note in notes if note.startswith("not copied from")]
 
 
 def named(report: Report) -> dict[str, str]:
@@ -80,14 +80,14 @@ def test_an_earlier_output_beside_the_steps_of_a_run_is_read_with_a_warning(tmp_
 def test_the_directory_of_an_optimizer_is_no_step() -> None:
     assert [reason_of(name, "directory") for name in ("optimizer_0", "step_100", "onnx")] == [
         "folders are not copied",
-        "by its name, another step",
+        "another step, by its name",
         "folders are not copied",
     ]
 
 
 def test_people_read_names_by_reason_but_no_hidden_ones(source: Path, tmp_path: Path) -> None:
     (note,) = noted(convert(source, tmp_path / "out", copy_config=True).notes)
-    assert note.startswith(f"left in {source}: ")
+    assert note.startswith(f"not copied from {source}: ")
     assert "optimizer.pt, trainer_state.json (of the training)" in note
     assert "onnx (folders are not copied)" in note
     assert ".env" not in note
@@ -116,7 +116,7 @@ def test_files_of_ranks_are_not_named_but_those_of_the_model_beside_them(tmp_pat
         for name in ("config.json", "tokenizer.json"):
             (here / name).write_text("{}")
         reason = "one file has no directory to copy to"
-        left = f"left in {here}: config.json, tokenizer.json ({reason})."
+        left = f"not copied from {here}: config.json, tokenizer.json ({reason})."
         assert noted(convert(here, tmp_path / f"{number}.safetensors").notes) == [left]
         assert noted(convert(here, tmp_path / f"{number}-copied", copy_config=True).notes) == []
         assert noted(convert(here, here / "out.safetensors").notes) == []
@@ -135,7 +135,7 @@ def test_beside_ranks_all_else_is_named_and_the_files_of_a_folder(tmp_path: Path
         left |= {"config.json": UNASKED}
         assert named(convert(here, tmp_path / f"{number}-plain")) == left
         (here / "config.json").write_text("{}")
-        left |= {"config.json": "those of another folder are copied"}
+        left |= {"config.json": "that of another folder is used"}
         report = convert(here, tmp_path / f"{number}-beside", copy_config=True)
         assert named(report) == left
         assert str(here / "huggingface" / "config.json") in report.left
@@ -175,7 +175,7 @@ def test_the_name_of_a_file_tells_what_it_is_for(name: str, reason: str) -> None
 def test_a_folder_with_the_name_of_a_step_is_said_to_be_one() -> None:
     steps = ("10", "step-10", "global_step20", "checkpoint-500", "epoch=3", "onnx", "1_Pooling", "llama-3b")
     assert [name for name in steps if reason_of(name, "directory") == "folders are not copied"] == [*steps[5:]]
-    assert reason_of("10", "directory") == "by its name, another step"
+    assert reason_of("10", "directory") == "another step, by its name"
 
 
 def test_inspect_lists_the_files_of_a_model_by_their_roles(source: Path) -> None:

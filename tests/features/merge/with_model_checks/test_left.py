@@ -17,4 +17,4 @@ def test_the_configuration_of_the_base_is_copied_or_named(tmp_path: Path) -> Non
         (base / name).write_text("{}")
     assert "copied: config.json, tokenizer.json" in merge(base, case / "adapter", tmp_path / "out").notes
     report = merge(base, case / "adapter", tmp_path / "bare", copy_config=False)
-    assert f"left in {base}: config.json, tokenizer.json (--no-copy-config)." in report.notes
+    assert f"not copied from {base}: config.json, tokenizer.json (--no-copy-config)." in report.notes
