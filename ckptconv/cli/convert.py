@@ -77,8 +77,9 @@ def convert_(
         second = words[1] if len(words) > 1 else None
         # A shell's pattern that matches two inputs, or a user who swaps INPUT and OUTPUT, gives a checkpoint here.
         if second and (is_remote(second) or (os.path.isfile(second) and os.path.getsize(second))):
-            more = several(" If it is another input: {}.")
-            second = Proposed(second, f"If it is OUTPUT, give it as -o {shlex.quote(second)}.{more}")
+            more = several("If it is another input: {}. ")
+            hint = f"INPUT comes before OUTPUT. {more}If it is not needed any longer: -o {shlex.quote(second)}."
+            second = Proposed(second, hint)
         output = destination(second, options)
         if len(words) > 2:
             combining: list[str] = [name for name in ("average", "merge") if name in COMMANDS]

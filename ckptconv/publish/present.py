@@ -79,8 +79,8 @@ class Present:
         if claim.proposed is None or isinstance(claim.proposed, LastWord):
             raise taken_for_input(claim.path)
         raise UsageError(
-            f"{claim.path} exists, and is not recognised as an earlier output of this kind. It is replaced only if you "
-            "give it as OUTPUT, with -o.",
+            f"{claim.path} exists, and is not recognised as an earlier output of this kind. It may be a checkpoint of "
+            "another program, which -o would replace.",
             claim.proposed.hint,
         )
 
