@@ -55,14 +55,6 @@ def test_what_a_user_gets_wrong_is_said(
     assert not (tmp_path / "out").exists()
 
 
-def test_states_of_the_whole_do_not_go_with_it(tmp_path: Path) -> None:
-    models.save_trained(tmp_path / "m.pt", {**models.ends(), **models.layer(0)})
-    models.save(tmp_path / "more", {"more": (2,)}, None)
-    given = {"optimizer": tmp_path / "states", "key": "model", "graft": f"{tmp_path}/more:*"}
-    with pytest.raises(CkptconvError, match="--graft"):
-        ckptconv.convert(tmp_path / "m.pt", tmp_path / "out", **given)
-
-
 def test_layers_that_do_not_follow_are_refused(tmp_path: Path) -> None:
     shapes, config = models.latent()
     models.save(tmp_path / "m", {**models.ends(), **models.layer(0)}, {**config, "num_hidden_layers": 1})

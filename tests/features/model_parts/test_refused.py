@@ -84,17 +84,6 @@ def test_what_a_user_gets_wrong_is_said(model: Made, options: dict[str, Any], wo
     assert not (tmp_path / "out").exists()
 
 
-def test_states_of_the_whole_do_not_go_with_a_part(tmp_path: Path) -> None:
-    models.save_trained(tmp_path / "m.pt", DENSE)
-    (tmp_path / "c.json").write_text("{}")
-    for options, words in (
-        ({"layers": "0"}, "--layers takes a part"),
-        ({"config": tmp_path / "c.json"}, "--config is for .* weights alone.* next to the checkpoint"),
-    ):
-        with pytest.raises(CkptconvError, match=words):
-            ckptconv.convert(tmp_path / "m.pt", tmp_path / "out", optimizer=tmp_path / "states", key="model", **options)
-
-
 @every("shape", [(8,), (8, 8)])
 def test_what_has_the_length_by_chance_is_not_cut(shape: tuple[int, ...], tmp_path: Path) -> None:
     shapes, config = MIXED()

@@ -13,7 +13,7 @@ import random
 import tempfile
 import types
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -368,35 +368,6 @@ def test_a_tensor_of_a_subclass_comes_back_as_a_plain_one_only_where_that_was_as
     done = run("safetensors2pt", tmp_path / "x.safetensors", tmp_path / "back.pt", "--drop-opaque")
     assert "Subclass" in done.err
     assert_same({"s": torch.arange(3.0), "w": torch.ones(1)}, torch_loaded(tmp_path / "back.pt", weights_only=True))
-
-
-@pytest.fixture
-def one_process() -> Iterator[Any]:
-    """A world of one process, to make distributed tensors in."""
-    distributed = torch.distributed
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    try:
-        yield distributed.device_mesh.init_device_mesh("cpu", (1,))
-    finally:
-        distributed.destroy_process_group()
-
-
-@pytest.mark.filterwarnings("ignore")
-@every("options", torch_containers().values(), ids=torch_containers())
-def test_distributed_tensors_of_one_process_are_whole(
-    options: dict[str, Any], one_process: Any, tmp_path: Path
-) -> None:
-    from torch.distributed._shard import sharded_tensor, sharding_spec
-    from torch.distributed.tensor import Shard, distribute_tensor
-
-    spread = distribute_tensor(torch.arange(8.0), one_process, [Shard(0)])
-    sharded = sharded_tensor.rand(sharding_spec.ChunkShardingSpec(0, ["rank:0/cpu"]), 4, 4)
-    for tensor in (spread, torch.nn.Parameter(spread), sharded):
-        path = saved(tmp_path, {"w": torch.ones(2), "d": [tensor]}, **options)
-        whole = sharded.local_tensor() if tensor is sharded else spread.to_local()
-        convert(path, tmp_path / "whole.safetensors")
-        found = load_file(tmp_path / "whole.safetensors")
-        assert_same({"d.0": whole, "w": torch.ones(2)}, {name: found[name] for name in sorted(found)})
 
 
 def test_a_tensor_without_data_is_named(tmp_path: Path) -> None:

@@ -116,12 +116,6 @@ def test_what_a_user_gets_wrong_is_said(
     assert not (tmp_path / "out").exists()
 
 
-def test_states_of_the_whole_do_not_go_with_it(tmp_path: Path) -> None:
-    models.save_trained(tmp_path / "m.pt", {**models.ends(), **models.layer(0)})
-    with pytest.raises(CkptconvError, match="--vocab"):
-        ckptconv.convert(tmp_path / "m.pt", tmp_path / "out", optimizer=tmp_path / "states", key="model", vocab=3)
-
-
 def test_other_rows_are_another_output(tmp_path: Path) -> None:
     models.save(tmp_path / "m", *models.mixed())
 
