@@ -148,7 +148,7 @@ class _Work:
                 self._factors(module, parts)
         for dtypes, count in Counter(self._rounded).items():
             self.notes.append(
-                f"{count_of(count, 'tensor')} beside the factors of {self._path} replaced the base's, rounded as in "
+                f"{count_of(count, 'tensor')} next to the factors of {self._path} replaced the base's, rounded as in "
                 f"that training: {dtypes}. To keep the base's, convert the adapter alone first, and merge that."
             )
         self._rounded.clear()

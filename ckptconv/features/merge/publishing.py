@@ -63,7 +63,7 @@ def _of_left_out(weights: Weights) -> Iterator[str]:
         left = [name for name in _beside_factors(weights.before, adapter) if name not in weights.after]
         if left:
             yield (
-                f"The output lacks {count_of(len(left), 'tensor')} that the adapter {quoted(adapter)} has beside its "
+                f"The output lacks {count_of(len(left), 'tensor')} that the adapter {quoted(adapter)} has next to its "
                 f"factors, such as {quoted(left[0])}. PEFT saves them together: {_selecting(adapter, weights.before)}."
             )
 

@@ -368,7 +368,7 @@ def test_a_base_that_a_training_rounded_is_told() -> None:
         "base_model.model.head.modules_to_save.default.weight": random(2, 3, seed=4).bfloat16(),
     }
     path = Path(adapter({}, "run", modules_to_save=["head"]), "adapter_model.safetensors")
-    rounded = "2 tensors beside the factors of run replaced the base's, rounded as in that training: bfloat16 instead"
+    rounded = "2 tensors next to the factors of run replaced the base's, rounded as in that training: bfloat16 instead"
     for dtype in (torch.bfloat16, torch.float32):
         save_file({name: tensor if "lora" in name else tensor.to(dtype) for name, tensor in told.items()}, path)
         report = merge("base.safetensors", "run", "out.safetensors")

@@ -127,7 +127,7 @@ def test_an_adapter_without_its_other_trained_tensors_is_warned_of(place: Path) 
     source = checkpoint({**TRAINED, **BESIDE})
     rule = r"\.default(?=\.|$)="
     (warning,) = convert(source, "adapter_model.safetensors", include=["*lora_*"], rename=[rule]).warnings
-    assert "The output lacks 2 tensors that the adapter 'default' has beside its factors" in warning
+    assert "The output lacks 2 tensors that the adapter 'default' has next to its factors" in warning
     # Those of another adapter are not missed.
     others = {name.replace(".default", ".reference"): tensor for name, tensor in BESIDE.items()}
     source = checkpoint({**TRAINED, **others})
