@@ -62,6 +62,7 @@ WORDS = {
     "--filter --pattern --select --only": "Use --include GLOB.",
     "--skip-keys --skip --ignore --drop": "Use --exclude GLOB.",
     "--no-metadata": "Use --no-structure.",
+    "--variant": "Use --dtype; an output has the plain names, and a variant is read if it is the only one.",
     "--log-level --debug --log --log-file --logfile": "Use --verbose; 2> FILE writes the messages to a file.",
     "--remove-prefix --prefix --strip": "Use --strip-prefix PREFIX.",
     "--add-prefix": "Use --rename '^=PREFIX'.",
@@ -80,6 +81,7 @@ ELSEWHERE = {
     ),
     "npy": 'ckptconv.open(INPUT, framework="np") reads tensors as arrays in Python: numpy.save writes one.',
     "codes exit errors": "ckptconv --help lists the exit codes.",
+    "nf4 bnb bitsandbytes": "NF4 is read, with --dequantize, and not written: 4 bits are int4-g32, mxfp4 and nvfp4.",
     "gptq awq": "GPTQ and AWQ need sample data: use their own programs, or convert --quantize fp8-block.",
     "unmerge demerge extract-lora lora-extract": (
         "An adapter cannot be taken out of a merged model again: keep its base. ckptconv diff BASE MODEL --delta DIR "
@@ -123,7 +125,7 @@ def not_among(value: Any, called: str, choices: tuple[str, ...], words: Mapping[
     if not choices:
         return UsageError(f"{called} is {brief(value)}; no feature that has a value for it is installed.")
     text = value.lower().replace("_", "-") if isinstance(value, str) else ""
-    like = [name for name in difflib.get_close_matches(text, choices) if name[0] == text[0]]
+    like = [name for name in difflib.get_close_matches(text, choices) if name[0] == text[0] and not instead_of(text)]
     exact = [words.get(text, text)] if text in words or text in choices else []
     close = exact or [name for name in choices if text and name.startswith(text)] or like
     meant = [name for name in close if name in choices]

@@ -163,6 +163,7 @@ MEANT = {
     "optimizer": "convert --optimizer PATH",
     "upload": "convert INPUT hf://organization/model",
     "half": "convert --dtype bf16",
+    "huggingface-cli": "convert hf://organization/model",
     "merge-tp": "convert",
     **{word: meant for words in of_features("MEANT") for word, meant in words.items()},
 }
@@ -223,6 +224,7 @@ def test_options_of_other_programs_are_said_what_they_are_here() -> None:
         "--weights-only": "ckptconv runs no code from files; --key model takes the weights",
         "--optimizer-only": "--optimizer PATH without OUTPUT writes the states alone",
         "--use-ema": "such as --key ema",
+        "--variant": "Use --dtype; an output has the plain names",
         "--delete": "Inputs are never changed or removed.",
         "--filter": "Use --include GLOB.",
         "--load-optimizer": "Use --optimizer PATH",

@@ -16,6 +16,10 @@ OTHER_WORDS = {
 }
 # Messages on options of other programs.
 OTHER_OPTIONS = {
+    "--ema": (
+        "For the EMA weights in one checkpoint, use --key, such as --key ema, or --include '*model_ema.*'; ckptconv "
+        "average has --ema, a moving average of several."
+    ),
     "--last --last-n --num --inputs --num-epoch-checkpoints --num-update-checkpoints": (
         "Name the steps before OUTPUT (with --ema, the first one first): ckptconv steps RUN lists them."
     ),

@@ -57,6 +57,10 @@ OTHER_OPTIONS = {
     "--fp8 --int4 --int8 --quantise --quantization --quant --q4 --q8 --nf4 --bits --load-in-4bit --load-in-8bit": (
         "Use --quantize, such as --quantize fp8-block."
     ),
+    "--group-size --groupsize --q-group-size --block-size": (
+        "It is part of the format: --quantize int4-g32 and mxfp4 have groups of 32, nvfp4 of 16, fp8-block blocks of "
+        "128 by 128."
+    ),
     "--dequant --dequantise --unquantize": "Use --dequantize.",
     "--ignore --ignore-layers --ignored-layers --skip-modules --exclude-modules --modules-to-not-convert": (
         "With --quantize, --keep GLOB leaves weights unquantized. --exclude GLOB leaves tensors out of the output."

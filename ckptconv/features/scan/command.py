@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 _NAMED = 5
 _NOTHING = "No file was scanned, so nothing was judged."
 
-OTHER_OPTIONS = {"--format --output-format --output-type": "Use --sarif FILE for SARIF, and --json for JSON."}
+OTHER_OPTIONS = {
+    "--format --output-format --output-type": "Use --sarif FILE for SARIF, and --json for JSON.",
+    "--weights-only": "scan loads nothing, and judges what any loader would run; --fail-on says which verdicts fail.",
+}
 OTHER_WORDS = {"scan": ("audit", "safe", "security", "picklescan", "fickling", "modelscan")}
 
 

@@ -15,6 +15,7 @@ from ckptconv.options.table import TENSORS
 if TYPE_CHECKING:
     from ckptconv.features.serve.printed import Serving
 
+OTHER_OPTIONS = {"-p": "Use --port N.", "--address --bind --listen": "Use --host ADDRESS."}
 Checkpoint = Annotated[
     str, typer.Argument(metavar="SOURCE", show_default=False, help="A checkpoint of any format: a path or a URL.")
 ]

@@ -699,3 +699,7 @@ def test_what_cannot_be_scanned_is_said(tmp_path: Path) -> None:
 
 def test_the_format_of_code_hosts_has_an_option_of_its_own() -> None:
     ckptconv_here("scan", "--format", "sarif", "x.pt").refused(2, "Use --sarif FILE for SARIF, and --json for JSON.")
+
+
+def test_an_option_of_loaders_is_met_with_what_scan_judges() -> None:
+    ckptconv_here("scan", "a.pt", "--weights-only").refused(2, "scan loads nothing", "--fail-on says which verdicts")
