@@ -542,6 +542,10 @@ def test_on_a_store_too(world: Path) -> None:
         assert before.items() <= now.items()
         refused = "exists, and is not recognised as an earlier output"
         assert f"-o {place}/a.safetensors." in run(f"convert a.pt {place}/a.safetensors").refused(2, refused)
+        if has_feature("torch_output"):
+            done(run(f"convert a.pt {place}/new.pt"))
+            for words, code in ((f"{place}/new.pt", 2), (f"-o {place}/new.pt", 0)):
+                assert run(f"convert a.pt {words}").code == code
         for words in (f"-o {place}/a.safetensors", f"{place}/a.safetensors"):
             done(run(f"convert a.pt {words}"))
             assert store.cat("/precious/a.safetensors") == store.cat("/precious/x.safetensors")
