@@ -150,6 +150,7 @@ def failure_of(error: BaseException) -> CkptconvError | None:
         if more := re.fullmatch(r"Got unexpected extra argument(?:\(s\)|s)? \((.*)\)", message):
             options = _options_of(error.ctx.command) if error.ctx else set()
             other = several("Several inputs: {}. ") if "--dry-run" in options else ""
+            other = f"Did you mean --port {more[1]}? " if more[1].isdecimal() and "--port" in options else other
             quoting = "" if any(map(os.path.exists, more[1].split())) else " Quote names with blanks in them."
             return UsageError(f"Too many arguments: {more[1]}.", f"{other}{usage}.{quoting}")
         if error.ctx and (named := re.match(r"No such command '(.*?)'\.", message)):

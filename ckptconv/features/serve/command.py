@@ -65,6 +65,11 @@ def serve(source: Checkpoint, *, host: str = "127.0.0.1", port: int = 0, **optio
             weights = [name for name in files if name.endswith((SUFFIX, INDEX_SUFFIX))]
             whole = next((name for name in weights if name.endswith(INDEX_SUFFIX)), weights[0])
             shown.tell([f"for ckptconv and curl: {server.url}/{whole}", f"for transformers: HF_ENDPOINT={server.url}"])
+            if not server.is_local:
+                elsewhere = (
+                    f" On another machine, write a name or address of this one for {host}." * server.is_everywhere
+                )
+                shown.note(f"Every machine that reaches {host} can read the files: there is no password.{elsewhere}")
             for note in files.notes:
                 shown.note(note)
             if CONFIG not in files:

@@ -73,6 +73,18 @@ class Server(ThreadingHTTPServer):
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.server_address[1]}"
 
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine reaches it."""
+        return _is_loopback(self.host)
+
+    @property
+    def is_everywhere(self) -> bool:
+        """Whether it listens on all addresses of this machine."""
+        with contextlib.suppress(ValueError):
+            return ipaddress.ip_address(self.host).is_unspecified
+        return not self.host
+
     def server_bind(self) -> None:
         # Otherwise HTTPServer looks its own name up, which can take seconds.
         if self.allow_reuse_address:
@@ -133,7 +145,7 @@ class Server(ThreadingHTTPServer):
 
         A page on the Web can make a browser ask for names of the page's own that lead to 127.0.0.1.
         """
-        if not _is_loopback(self.host) or host is None:
+        if not self.is_local or host is None:
             return True
         match = _HOST.fullmatch(host.strip().lower())
         name = (match["address"] or match["name"] or "") if match else ""

@@ -503,3 +503,19 @@ def test_it_reads_any_checkpoint_as_a_conversion_does() -> None:
         *of_features("OPENING_FLAGS")
     )
     assert opening <= {flag for each in COMMAND.commands["serve"].params for flag in each.opts}
+
+
+def test_it_says_who_reaches_it(place: Path) -> None:
+    for host, said in (("0.0.0.0", True), ("127.0.0.1", False)):
+        with process_serving(place / "zero", "--host", host) as (url, process):
+            assert ask(url, "/model.safetensors").status == 200
+            process.send_signal(signal.SIGTERM)
+            _, err = process.communicate(timeout=600)
+        assert (f"Every machine that reaches {host} can read the files: there is no password." in err) == said
+        assert (f"write a name or address of this one for {host}." in err) == said
+
+
+def test_a_port_in_the_place_of_an_option_leads_to_it() -> None:
+    ckptconv_here("serve", "model.pt", "8000").refused(2, "Too many arguments: 8000. Did you mean --port 8000?")
+    ckptconv_here("serve", "model.pt", "-p", "8000").refused(2, "Use --port N.")
+    assert "--port" not in ckptconv_here("inspect", "model.pt", "8000").refused(2, "Too many arguments: 8000.")
