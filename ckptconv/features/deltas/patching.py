@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ckptconv.engine.threads import in_threads
 from ckptconv.errors import UNWRITTEN, CorruptError, UsageError, leaving
 from ckptconv.features.deltas.changes import read_chain
 from ckptconv.features.deltas.options import PATCHING
-from ckptconv.features.deltas.reading import Delta
+from ckptconv.features.deltas.reading import ORDER, Delta, is_delta
 from ckptconv.features.deltas.together import blocks_of
 from ckptconv.formats.opening import opened
 from ckptconv.formats.registered import copying
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from ckptconv.options.keywords import PatchOptions
     from ckptconv.storage.progress import AnyProgress
 
+# Returns the tensors of an output without the deltas.
+_Before = Callable[[], Mapping[str, LazyTensor]]
 # Bytes of a tensor that are hashed at a time, and tensors at once.
 _STEP = 1 << 19
 _MOST_JOBS = 4
@@ -90,11 +92,11 @@ def patch(
     chosen = chosen.replaced(spool_dir=chosen.spool_dir or nearest_directory(target.path))
     with no_garbage():
         places = [Location(path, dict(chosen.storage_options)) for path in delta_paths]
-        chain = read_chain(places)
+        chain = _chain(places, [Location(path, places[0].options) for path in (base, target.path)])
         source = opened(base, chosen, key=chosen.key)
         for module in copying("source"):
             source, target = module.accompanied(source, target, chosen)
-        source = source.computing(patch=chain)
+        unpatched, source = source, source.computing(patch=chain)
         plan = planned(source, target, chosen)
         # The deltas are inputs, which the output may not replace.
         source = source._replace(
@@ -104,16 +106,27 @@ def patch(
         )
     expected = expected_of(chain, plan.aliases)
     source = source._replace(notes=[*source.notes, *_unchecked(plan, expected, target.path)])
-    verify = None
+    verify, whole = None, Target(target.path, "directory")
+    before: _Before = lambda: _tensors(planned(unpatched, whole, chosen))  # noqa: E731
     if not chosen.dry_run:
         if is_remote(target.path) or target.kind == "virtual":
             # A store returns only files with final names: compare the data to be written instead. For a virtual
             # checkpoint, no data is written.
-            real = planned(source, Target(target.path, "directory"), chosen) if target.kind == "virtual" else plan
-            check_changes({part.name: part.tensor for part in _parts(real)}, expected, base, chosen)
+            real = planned(source, whole, chosen) if target.kind == "virtual" else plan
+            check_changes(_tensors(real), expected, base, chosen, before)
         else:
-            verify = _verifier(plan, expected, base, chosen)
+            verify = _verifier(plan, expected, base, chosen, before)
     return produce([source], [plan], chosen, started, counter(progress), on_total, before_commit, verify)
+
+
+def _chain(places: Sequence[Location], others: Iterable[Location]) -> list[Delta]:
+    """Read the deltas. If one is none, but one of `others`, BASE and OUTPUT, is, say in which order they come."""
+    try:
+        return read_chain(places)
+    except UsageError as error:
+        if delta := next(filter(is_delta, others), None):
+            error.hint = f"{delta} is a delta. {ORDER}".strip()
+        raise
 
 
 def _indices(chain: Sequence[Delta]) -> Iterator[str]:
@@ -149,6 +162,10 @@ def _parts(output: Output) -> Iterator[Data]:
     return (part for file in output.plan.files for part in file.parts if isinstance(part, Data))
 
 
+def _tensors(output: Output) -> dict[str, LazyTensor]:
+    return {part.name: part.tensor for part in _parts(output)}
+
+
 def expected_of(chain: Sequence[Delta], aliases: Mapping[str, str]) -> dict[str, Delta]:
     """Return the last delta that changes each tensor, without `aliases`: its checksum is that of the result."""
     last: dict[str, Delta] = {}
@@ -157,7 +174,9 @@ def expected_of(chain: Sequence[Delta], aliases: Mapping[str, str]) -> dict[str,
     return {name: delta for name, delta in last.items() if name not in aliases}
 
 
-def _verifier(output: Output, expected: Mapping[str, Delta], base: object, options: Options) -> Verifier:
+def _verifier(
+    output: Output, expected: Mapping[str, Delta], base: object, options: Options, before: _Before
+) -> Verifier:
     """Return the function that compares the checksums of the staged files."""
 
     def verify(places: Sequence[Mapping[str, str] | None], progress: Progress) -> int:
@@ -167,7 +186,7 @@ def _verifier(output: Output, expected: Mapping[str, Delta], base: object, optio
             for part in file.parts:
                 if isinstance(part, Data):
                     staged[part.name] = Stored(staged_file, part.offset, _U8, (part.nbytes,), (1,))
-        return check_changes(staged, expected, base, options, progress)
+        return check_changes(staged, expected, base, options, before, progress)
 
     return verify
 
@@ -177,9 +196,11 @@ def check_changes(
     expected: Mapping[str, Delta],
     base: object,
     options: Options,
+    before: _Before,
     progress: Progress | None = None,
 ) -> int:
-    """Compare the checksums of `tensors` with those of the deltas `expected`. Return the bytes read.
+    """Compare the checksums of `tensors` with those of the deltas `expected`. Return the bytes read. `before` returns
+    the tensors as they were before the deltas.
 
     Raise CorruptError for a tensor with another checksum.
     """
@@ -187,7 +208,7 @@ def check_changes(
     jobs = 1 if far else min(options.jobs or min(os.cpu_count() or 1, _MOST_JOBS), max(len(expected), 1))
     with settled(), Readers(dict(options.storage_options), options.spool_dir) as readers:
         readers.expect(packed(tensors[name] for name in expected))
-        checkers = [_Checker(readers, tensors, base, progress) for _ in range(jobs)]
+        checkers = [_Checker(readers, tensors, base, before, progress) for _ in range(jobs)]
         in_threads(iter(expected.items()), checkers, None)
     return sum(tensors[name].nbytes for name in expected)
 
@@ -196,23 +217,35 @@ class _Checker:
     """Compares the checksums of tensors, one after the other."""
 
     def __init__(
-        self, readers: Readers, tensors: Mapping[str, LazyTensor], base: object, progress: Progress | None
+        self,
+        readers: Readers,
+        tensors: Mapping[str, LazyTensor],
+        base: object,
+        before: _Before,
+        progress: Progress | None,
     ) -> None:
-        self._readers, self._tensors, self._base, self._progress = readers, tensors, base, progress
+        self._readers, self._tensors, self._progress = readers, tensors, progress
+        self._base, self._before = base, before
 
     def run(self, task: tuple[str, Delta]) -> int:
         """Check a tensor against the last delta that changes it. Return its bytes."""
         name, delta = task
-        hashing = hasher(delta.checksum)
-        for block in blocks_of(self._tensors[name], self._readers, _STEP):
-            hashing.update(block)
-            if self._progress:
-                self._progress(len(block))
-        if hashing.hexdigest() != delta.checksums[name]:
+        checksum = self._checksum(self._tensors[name], delta)
+        if checksum != delta.checksums[name]:
+            why = "is not the checkpoint that the delta was made from, or one of them is damaged."
+            if self._checksum(self._before()[name], delta) == delta.checksums[name]:
+                why = "has this tensor as the delta makes it: the delta was applied to it before."
             raise CorruptError(
-                f"{name!r} does not match {delta.path}: its {delta.checksum} is {hashing.hexdigest()}, but "
-                f"{delta.checksums[name]} was expected. {self._base} is not the checkpoint that the delta was made "
-                "from, or one of them is damaged.",
+                f"{name!r} does not match {delta.path}: its {delta.checksum} is {checksum}, but "
+                f"{delta.checksums[name]} was expected. {self._base} {why}",
                 "Give the base that the first delta changes, and all deltas in order.",
             )
         return self._tensors[name].nbytes
+
+    def _checksum(self, tensor: LazyTensor, delta: Delta) -> str:
+        hashing = hasher(delta.checksum)
+        for block in blocks_of(tensor, self._readers, _STEP):
+            hashing.update(block)
+            if self._progress:
+                self._progress(len(block))
+        return str(hashing.hexdigest())

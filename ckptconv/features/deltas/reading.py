@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckptconv.cli.registered import COMMANDS
-from ckptconv.errors import UnsupportedError, UsageError, damaged
+from ckptconv.errors import CkptconvError, UnsupportedError, UsageError, damaged
 from ckptconv.formats.safetensors import read_header
 from ckptconv.formats.weight_map import read_index
 from ckptconv.plan import Input
@@ -38,6 +38,7 @@ ZSTD = "zstd"
 MOST_OVERWRITTEN = (1 << 32) - 1
 # How a difference that `average --minus` wrote is added, if a directory is taken for a delta.
 _ADDED = " A plain difference is added by `ckptconv average BASE DIFFERENCE --minus BASE OUTPUT --weights 2,1`."
+ORDER = "BASE comes before the deltas: ckptconv patch BASE DELTA... OUTPUT. "
 _VERSION = re.compile(r"\d{1,18}")
 # Bytes of the header of a frame: RFC 8878, section 3.1.1.
 _MOST_OF_HEAD = 18
@@ -76,10 +77,10 @@ def read_delta(place: Location) -> Delta:
         if place.kind == "missing":
             missing = "it does not exist"
         added = _ADDED if place.kind == "directory" and "average" in COMMANDS else ""
-        first = "BASE comes before the deltas: ckptconv patch BASE DELTA... OUTPUT. " if place.kind == "file" else ""
-        raise UsageError(
-            f"{place} is not a delta: {missing}.", f"{first}`ckptconv diff A B --delta DIR` writes one.{added}"
-        )
+        hint = f"{ORDER if place.kind == 'file' else ''}`ckptconv diff A B --delta DIR` writes one.{added}"
+        if place.kind == "file" and is_delta(place.parent):
+            hint = f"It is a file of one: give the directory, {place.parent}."
+        raise UsageError(f"{place} is not a delta: {missing}.", hint)
     where = place.join(INDEX)
     index = read_index(where)
     if index is None or "base_version" not in index.metadata:
@@ -126,6 +127,14 @@ def read_delta(place: Location) -> Delta:
         sizes,
         inputs,
     )
+
+
+def is_delta(place: Location) -> bool:
+    """Whether the index of a delta is in the directory at `place`."""
+    with contextlib.suppress(CkptconvError):
+        index = read_index(place.join(INDEX)) if place.kind == "directory" and INDEX in place.names else None
+        return index is not None and "base_version" in index.metadata
+    return False
 
 
 def _sizes(reader: Reader, payloads: Mapping[str, Stored]) -> Iterator[tuple[str, int]]:

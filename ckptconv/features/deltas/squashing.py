@@ -67,7 +67,7 @@ def squash(
     first, last = chain[0], chain[-1]
     joined = AskedDelta(os.fspath(output), "auto", last.checksum, last.version, first.base_version)
     chosen = joined.checked(chosen)
-    check_changes(stored, expected_of(chain, aliases), base, chosen)
+    check_changes(stored, expected_of(chain, aliases), base, chosen, lambda: selected(before, chosen).stored(aliases))
     changed: dict[str, Pair] = {}
     with joined.encoder(chosen) as encoder:
         difference = import_module(_COMPARING).difference(

@@ -84,8 +84,8 @@ class AskedDelta:
             raise UnsupportedError(
                 f"A delta changes tensors that {before.path} and {after.path} both have, with the same shape and "
                 f"dtype. These tensors do not fit: {some(unlike)}.",
-                "Leave them out with --exclude, or give both sides the same names and dtypes with --rename and "
-                "--dtype.",
+                "Give both sides the same names and dtypes with --rename and --dtype. --exclude leaves tensors out of "
+                "the delta: then the output of patch has none that are new, which take a whole checkpoint.",
             )
         # Names that are tied on both sides share a pair. Other readers find only the one that is kept in a base.
         ties = {tensor.name: tensor.tied for tensor in difference.tensors}

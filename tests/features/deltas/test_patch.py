@@ -673,8 +673,32 @@ def test_a_key_that_the_difference_had_is_named(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_that_is_given_as_a_delta_is_said_to_come_first(pair: tuple[Path, Path], tmp_path: Path) -> None:
-    words = ("patch", delta_of(pair, "xor"), pair[0], tmp_path / "out")
+    delta, further = delta_of(pair, "xor"), tmp_path / "further"
+    words = ("patch", delta, pair[0], tmp_path / "out")
     assert ckptconv_here(*words).refused(2, "is not a delta", "BASE comes before the deltas")
+    further.mkdir()
+    shutil.copy(pair[0], further / "model.safetensors")
+    for words in ((delta, further, tmp_path / "out"), (pair[0], further, delta)):
+        ckptconv_here("patch", *words).refused(2, f"{further} is not a delta", f"{delta} is a delta. BASE comes before")
+
+
+def test_a_file_of_a_delta_leads_to_its_directory(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    delta = delta_of(pair, "xor")
+    file = next(delta.glob("*.safetensors"))
+    said = f"It is a file of one: give the directory, {delta}."
+    ckptconv_here("patch", pair[0], file, tmp_path / "out").refused(2, f"{file} is not a delta", said)
+    assert ckptconv_here("patch", pair[0], delta, tmp_path / "out").code == 0
+
+
+@pytest.mark.parametrize("suffix", ["", ".safetensors", *([".virtual.json"] if "virtual" in COMMANDS else [])])
+def test_a_base_to_which_the_delta_was_applied_is_told_from_another(
+    suffix: str, pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    delta, said = delta_of(pair, "xor"), "the delta was applied to it before"
+    ckptconv_here("patch", pair[1], delta, tmp_path / f"twice{suffix}").refused(4, "does not match", said)
+    other = saved({**model(), "a.weight": torch.zeros(40, 33).bfloat16()}, tmp_path / "other.safetensors")
+    err = ckptconv_here("patch", other, delta, tmp_path / f"twice{suffix}").refused(4, "is not the checkpoint that")
+    assert said not in err
 
 
 def test_another_base_is_named(pair: tuple[Path, Path], encoded_as: str, tmp_path: Path) -> None:
