@@ -257,7 +257,7 @@ def _read_set(place: Location, warnings: list[str]) -> TensorFiles:
     missing = [name for name, entry in entries.items() if entry.kind != "file"]
     if missing:
         raise CorruptError(
-            f"{place} names {len(names)} files, of which {len(missing)} are missing: {some(missing)}.",
+            f"{place} names {len(names)} files, of which {len(missing)} cannot be found: {some(missing)}.",
             "Copy or download them too.",
         )
     content = TensorFiles(place.path, index.size)

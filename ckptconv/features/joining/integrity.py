@@ -57,7 +57,7 @@ def stated_digests(directory: Location, name: str, data: bytes, heading: Mapping
     missing = [file for file in files if not directory.has_file(file)]
     if missing:
         raise CorruptError(
-            f"{where} names {len(files)} files, of which {len(missing)} are missing: {some(missing)}.",
+            f"{where} names {len(files)} files, of which {len(missing)} cannot be found: {some(missing)}.",
             "Copy or download them too.",
         )
     return {directory.join(file).path: hexed.lower() for file, hexed in files.items()}

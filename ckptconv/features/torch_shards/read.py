@@ -71,7 +71,7 @@ def _read_index(index: Location, path: str) -> Source:
     missing = [file for file, entry in entries.items() if entry.kind != "file"]
     if missing:
         raise CorruptError(
-            f"{index} names {len(files)} files, of which {len(missing)} are missing: {_some(missing)}.",
+            f"{index} names {len(files)} files, of which {len(missing)} cannot be found: {_some(missing)}.",
             "Download or copy them again.",
         )
     places = {file: directory.at(entry.file) for file, entry in entries.items()}

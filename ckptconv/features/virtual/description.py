@@ -372,10 +372,11 @@ def _check_unchanged(place: Location, file: File, now: Entry) -> None:
             + (" The virtual checkpoint was moved without its source, or the source was removed." if is_below else ""),
             f"{'Move it back, or move its source next to it' if is_below else 'Put it back'}; or write it again.",
         )
-    present = "was written since" if now.file.size == file.size else f"has {now.file.size} now"
+    present = f"it had {file.size} bytes, and has {now.file.size} now"
+    if now.file.size == file.size:
+        present = "it is another version" if is_remote(file.path) else "its modification time is another"
     raise CorruptError(
-        f"{file.path} has changed since {place} was made: it had {file.size} bytes, and {present}. Nothing was read "
-        "from there.",
+        f"{file.path} has changed since {place} was made: {present}. Nothing was read from there.",
         "Write the virtual checkpoint again.",
     )
 

@@ -200,7 +200,7 @@ def test_files_are_those_of_the_manifest(tmp_path: Path) -> None:
         flip(file)
     file = checkpoint / "iter_0000020" / "__1_0.distcp"
     file.rename(tmp_path / "elsewhere")
-    ckptconv_here("convert", checkpoint, output).refused(4, "of which 1 are missing: '__1_0.distcp'.")
+    ckptconv_here("convert", checkpoint, output).refused(4, "of which 1 cannot be found: '__1_0.distcp'.")
 
 
 def test_a_common_pt_is_that_of_the_manifest(tmp_path: Path) -> None:

@@ -146,7 +146,10 @@ def test_what_makes_no_sense_is_refused(zero: Path, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["zero"]
 
 
-@pytest.mark.parametrize("how", ["touched", "cut", "gone"])
+SAID = {"touched": "its modification time is another.", "cut": "it had ", "gone": "it no longer exists."}
+
+
+@pytest.mark.parametrize("how", SAID)
 def test_a_source_that_has_changed_is_named(how: str, zero: Path, tmp_path: Path) -> None:
     made = described(zero, tmp_path / "x.virtual.json")
     changed = next(zero.rglob("*rank_2*optim_states.pt"))
@@ -157,7 +160,7 @@ def test_a_source_that_has_changed_is_named(how: str, zero: Path, tmp_path: Path
     else:
         changed.unlink()
     for words in (("pt2safetensors", made, tmp_path / "out.safetensors"), *((each, made) for each in looking())):
-        ckptconv_here(*words).refused(4, f"{changed} has changed since {made} was made: ")
+        ckptconv_here(*words).refused(4, f"{changed} has changed since {made} was made: {SAID[how]}")
     assert not (tmp_path / "out.safetensors").exists()
 
 
