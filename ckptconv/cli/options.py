@@ -174,11 +174,11 @@ def destination(argument: str | None, options: dict[str, Any]) -> str | None:
 
 
 @leaving(UNWRITTEN)
-def required(argument: str | None, options: dict[str, Any]) -> str:
-    """Return OUTPUT likewise; raise UsageError if there is none."""
+def required(argument: str | None, options: dict[str, Any], such: str = "") -> str:
+    """Return OUTPUT likewise; raise UsageError if there is none, with the example `such`."""
     output = destination(argument, options)
     if output is None:
-        raise UsageError("OUTPUT is missing.", "It follows INPUT, or -o.")
+        raise UsageError("OUTPUT is missing.", f"Give it as the second word, or with -o{such}.")
     return output
 
 

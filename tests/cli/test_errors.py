@@ -136,6 +136,8 @@ def test_an_option_of_one_value_is_given_once(tmp_path: Path) -> None:
     hint = "For several parts, give --include 'KEY.*' for each."
     ckptconv_here(*words, "--key", "ema", "--key=model").refused(2, "--key is given 2 times, but takes", hint)
     ckptconv_here(*words, "--dtype", "bf16", "--dtype", "bf16").refused(2, "--dtype is given 2 times", "Give it once.")
+    prefixes = ("--strip-prefix", "_orig_mod.", "--strip-prefix", "module.")
+    ckptconv_here(*words, *prefixes).refused(2, "--strip-prefix is given 2 times", "--rename '^PREFIX=' for each")
     assert not (tmp_path / "x.safetensors").exists()
     assert ckptconv_here(*words, "-v", "-v", "--include", "ema.*", "--include", "model.*").code == 0
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from typing import Annotated, Any
 
 import typer
@@ -10,6 +12,7 @@ from ckptconv.cli.making import convert_one
 from ckptconv.cli.options import SHOWING, named, required, taking
 from ckptconv.errors import UsageError
 from ckptconv.options.table import TENSORS
+from ckptconv.storage.paths import basename
 
 # Commands whose report is that of a conversion.
 OF_CONVERSIONS = ("virtual",)
@@ -43,9 +46,8 @@ def virtual(
     """
     from ckptconv.features.virtual.description import SUFFIX
 
-    if output is None and "into" not in options:
-        raise UsageError("OUTPUT is missing.", f"It follows SOURCE, or -o, and ends in {SUFFIX}.")
-    target = required(output, options)
+    stem, _ = os.path.splitext(basename(source.rstrip("/")))
+    target = required(output, options, f", such as {shlex.quote((stem.strip('.') or 'step') + SUFFIX)}")
     if not target.endswith(SUFFIX):
         raise UsageError(
             f"{target or 'An empty text'} is not a name for a virtual checkpoint.", f"Give one that ends in {SUFFIX}."

@@ -35,7 +35,10 @@ NAMED = [
     (None, "virtual a.safetensors -o a.virtual.json"),
     (None, "convert a.safetensors -o a.virtual.json"),
 ]
-LACKING = [("virtual a", "OUTPUT is missing")]
+LACKING = [
+    ("virtual a", "OUTPUT is missing"),
+    ("virtual runs/m.pt", "as the second word, or with -o, such as m.virtual.json."),
+]
 # Commands that convert a checkpoint of any format.
 CONVERTING = ["virtual"]
 
