@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ckptconv.errors import UsageError
 from ckptconv.structure.choice import Choice
@@ -28,6 +29,15 @@ def candidates(wanted: str, names: Sequence[str], most: int = 8) -> str:
     if close:
         return f"Did you mean {' or '.join(map(repr, dict.fromkeys(close)))}?"
     return f"The keys are {some(names, most, repr)}."
+
+
+def keys_like(wanted: str, children: Mapping[str, Any], above: str) -> str:
+    """Return a hint for a key that is not among those of `children`, which are under the key `above`."""
+    for name, value in children.items():
+        if isinstance(value, Mapping) and any(str(key).startswith(f"{wanted}.") for key in value):
+            key = f"{above}.{name}".lstrip(".")
+            return f"Names under {key} begin with {wanted}.: choose them with --key {key} --include '{wanted}.*'."
+    return candidates(wanted, list(children))
 
 
 def check_glob(glob: str, names: Sequence[str], choice: Choice) -> None:

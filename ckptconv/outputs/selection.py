@@ -35,9 +35,9 @@ def subtree(tree: Any, key: str, where: str) -> Any:
         match = max((name for name in children if left == name or left.startswith(name + ".")), key=len, default=None)
         if match is None:
             at = f"under {passed!r} of {where}" if passed else f"at the top of {where}"
-            from ckptconv.outputs.hints import candidates
+            from ckptconv.outputs.hints import keys_like
 
-            raise NoKeyError(f"The key {left!r} does not exist {at}.", candidates(left, list(children)))
+            raise NoKeyError(f"The key {left!r} does not exist {at}.", keys_like(left, children, passed))
         tree = children[match]
         passed = f"{passed}.{match}" if passed else match
         left = left[len(match) + 1 :]

@@ -315,6 +315,15 @@ def test_a_key_that_does_not_exist_is_like_keys_that_are_words_of_it(key: str, n
     assert error.value.hint == f"Did you mean {near}?"
 
 
+def test_a_key_that_begins_names_under_another_leads_to_these(tmp_path: Path) -> None:
+    torch.save({"epoch": 1, "state_dict": {"ema.w": torch.ones(2), "model.w": torch.ones(3)}}, tmp_path / "x.pt")
+    words = ("convert", tmp_path / "x.pt", tmp_path / "x.safetensors")
+    meant = ("--key", "state_dict", "--include", "ema.*")
+    said = "Names under state_dict begin with ema.: choose them with --key state_dict --include 'ema.*'."
+    ckptconv_here(*words, "--key", "ema").refused(2, "The key 'ema' does not exist at the top", said)
+    assert done(ckptconv_here(*words, *meant, "--json")).json["tensors"] == 1
+
+
 # ------------------------------------------------------------------------------------------------------ what is meant
 
 
