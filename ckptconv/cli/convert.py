@@ -14,6 +14,7 @@ from ckptconv.cli.options import CONVERTING, destination, named, taking
 from ckptconv.cli.registered import COMMANDS
 from ckptconv.errors import UNWRITTEN, CorruptError, UsageError, leaving
 from ckptconv.options.registered import CARRIED_OUT, advise, missing, names_of, several
+from ckptconv.options.table import OPTIONS
 from ckptconv.process import of_feature
 from ckptconv.storage.paths import is_remote
 from ckptconv.text import Proposed, some
@@ -88,8 +89,10 @@ def convert_(
             hint += f"Commands that combine inputs: {some(combining, form=str)}." if combining else ""
             if any(re.fullmatch("[KMGT]i?B", word) for word in words):
                 hint = "Write a size in one word: 5GB."
-            if odd := next(filter(re.compile("yes|no|true|false|on|off|(in)?to|sha256").fullmatch, words[1:]), ""):
-                hint = f"Leave out {odd!r}: OUTPUT follows INPUT, and switches such as --checksum take no value."
+            values = [value for option in OPTIONS.values() for value in option.kind.choices]
+            no_path = re.compile("|".join(["(?i:yes|no|true|false|on|off)|to|into", *map(re.escape, values)]))
+            if odd := next(filter(no_path.fullmatch, words), ""):
+                hint = f"Leave out {odd!r}: OUTPUT follows INPUT, an option takes one value, and switches none."
             raise UsageError(f"Expected INPUT and OUTPUT, but found {len(words)} arguments.", hint.strip())
     try:
         convert_one("convert", "", words[0], output, options)
