@@ -113,5 +113,6 @@ def idle(names: Iterable[str], prefix: str, rules: Sequence[str]) -> dict[str, s
 
 def _whole_prefix(prefix: str, name: str) -> str:
     """Return advice on a prefix that stands later in a name; "" if it does not."""
-    before, inside, _ = name.partition(f".{prefix}") if prefix else ("", "", "")
-    return f": give the whole beginning, {brief(before + inside, LONGEST)}" if inside else ""
+    before, inside, after = name.partition(f".{prefix}") if prefix else ("", "", "")
+    whole = before + inside + "." * after.startswith(".")
+    return f": give the whole beginning, {brief(whole, LONGEST)}" if inside else ""

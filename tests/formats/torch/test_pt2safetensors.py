@@ -413,8 +413,11 @@ def test_what_renames_nothing_is_said_and_no_error(tmp_path: Path) -> None:
     run = converted(path, tmp_path / "out.safetensors", "--rename", "head=out", "--exclude", "head")
     assert "--rename 'head=out' changes no name" in run.err
     whole = torch_file(tmp_path, {"state_dict": {"module.a": torch.ones(1)}, "step": 1})
-    run = converted(whole, "--strip-prefix", "module.")
-    assert "the first is 'state_dict.module.a': give the whole beginning, 'state_dict.module.'.\n" in run.err
+    for prefix in ("module.", "module"):
+        run = converted(whole, "--strip-prefix", prefix)
+        assert "the first is 'state_dict.module.a': give the whole beginning, 'state_dict.module.'.\n" in run.err
+    converted(whole, tmp_path / "whole.safetensors", "--strip-prefix", "state_dict.module.")
+    assert list(load_file(tmp_path / "whole.safetensors")) == ["a"]
 
 
 def test_a_replacement_is_split_at_the_last_equals_sign(tmp_path: Path) -> None:
