@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from ckptconv.errors import UnsupportedError
 from ckptconv.features.optimizer_numbers.orders import in_order, of_files
 from ckptconv.features.optimizer_states.numbering import Model, Named, Numbers, Order
+from ckptconv.formats.source import OF_REFERENCE
 from ckptconv.formats.wrappers import wrapper
 from ckptconv.text import some
 
@@ -25,12 +26,25 @@ _ASSUMED = (
     ". This is correct if each group has its parameters in the order of model.parameters(); if not, give the names of "
     "each group with --order"
 )
-WAYS = (
-    "Give their order with --order: a file with the names of model.named_parameters(), one per line; a checkpoint of "
-    "model.state_dict() saved with torch.save; a directory with the config.json of a transformers model; or, for any "
-    f"optimizer, the file that this writes in the training run: {_RECIPE}. Or train with named parameters: "
+# Ways to give the order of all parameters of a model.
+NAMES = "a file with the names of model.named_parameters(), one per line"
+CHECKPOINT = "a checkpoint of model.state_dict() saved with torch.save"
+CONFIGURED = "a directory with the config.json of a transformers model"
+_LAST = (
+    f"the file that this writes in the training run: {_RECIPE}. Or train with named parameters: "
     "torch.optim.AdamW(model.named_parameters())."
 )
+
+
+def ways(tried: Collection[str] = (), is_partial: bool = False) -> str:
+    """Return the ways to give numbers names, for a message, without those that were `tried`. `is_partial`: the
+    optimizer may lack some of the model's parameters."""
+    left = [way for way in (NAMES, CHECKPOINT, CONFIGURED) if way not in tried]
+    texts = [way + ", without the frozen ones" * (is_partial and way == NAMES) for way in left]
+    return f"Give their order with --order: {'; '.join(texts)}; or, for any optimizer, {_LAST}"
+
+
+WAYS = ways()
 
 
 def called(model: Model, names: Iterable[str]) -> list[str]:
@@ -73,7 +87,9 @@ def named(numbers: Numbers, model: Model, where: str) -> Named:
     reasons: list[str] = []
     result = attempted(numbers, model, reasons)
     if result is None:
-        raise refusal(numbers, model, where, "; ".join(reasons) or model.why or "their order is not known")
+        is_ambiguous = any(_is_ambiguous(numbers, model, order) for order in model.orders)
+        why = "; ".join(reasons) or model.why or "their order is not known"
+        raise refusal(numbers, model, where, why, is_ambiguous)
     return result
 
 
@@ -100,27 +116,61 @@ def attempted(numbers: Numbers, model: Model, reasons: list[str]) -> Named | Non
         if names is not None:
             source = order.source if order.groups else f"{order.source}{_ASSUMED}"
             return Named(names, source, order.inputs, _total(numbers) - len(names))
-        reasons.append(_misfit(model, order))
+        reasons.append(_misfit(numbers, model, order))
         if is_asked:
             break
     return None
 
 
-def _misfit(model: Model, order: Order) -> str:
+def _misfit(numbers: Numbers, model: Model, order: Order) -> str:
     """Return why an order gives no names."""
     unknown = [name for name in called(model, itertools.chain(order.names, *order.groups)) if name not in model.shapes]
     left = f"; {some(unknown)} are not names of weights: it must use the names of the weights' file" if unknown else ""
-    return f"the order from {order.source} fits the shapes of the states in several ways, or in none{left}"
+    ways_to_fit = "more than one way" if _is_ambiguous(numbers, model, order) else "no way"
+    subject = order.source.removeprefix("the order ")
+    preposition = "" if subject != order.source else "of " if order.architecture else "in "
+    return f"the order {preposition}{subject} fits the shapes of the states in {ways_to_fit}{left}"
 
 
-def refusal(numbers: Numbers, model: Model, where: str, why: str) -> UnsupportedError:
-    """Return the error for numbers without names."""
+def refusal(numbers: Numbers, model: Model, where: str, why: str, is_ambiguous: bool = False) -> UnsupportedError:
+    """Return the error for numbers without names. `is_ambiguous`: an order of all parameters leaves a choice."""
     groups = f" in {len(numbers.groups)} groups" if len(numbers.groups) > 1 else ""
+    hint = ways(tuple(filter(None, map(_way, model.orders))), _total(numbers) < len(model.shapes))
+    if is_ambiguous and groups:
+        hint = f"Give the names of the parameters in each group with --order: {_LAST}"
+    elif is_ambiguous:
+        alone = "a file with the names of the optimizer's parameters alone, in its order, one per line"
+        hint = f"Give their names with --order: {alone}; or {_LAST}"
     return UnsupportedError(
         f"{where} numbers its {_total(numbers)} parameters{groups}, the model has {len(model.shapes)} tensors, and the "
         f"states cannot be matched to parameters: {why}.",
-        WAYS,
+        hint,
     )
+
+
+def _way(order: Order) -> str:
+    """Return the way by which an order was given or looked for; "" for one that came with the states."""
+    if order.architecture or not order.is_asked:
+        return CONFIGURED if order.architecture else ""
+    return CHECKPOINT if any(name.startswith(OF_REFERENCE) for name in order.inputs) else NAMES
+
+
+def _is_ambiguous(numbers: Numbers, model: Model, order: Order) -> bool:
+    """Whether an order of a model's parameters fits the shapes of the states in more than one way."""
+    chosen = None if order.groups else _chosen(_in_order(numbers), model, _names_in(model, order))
+    return chosen is not None and not chosen.is_only
+
+
+def _names_in(model: Model, order: Order) -> list[str]:
+    """Return the model's names in an order that is not that of groups."""
+    listed = order.names or in_order(order.architecture, [*model.shapes, *model.aliases])
+    return [*dict.fromkeys(called(model, listed))]
+
+
+def _chosen(numbers: Numbers, model: Model, names: Iterable[str]) -> Matched | None:
+    """Return the names for the groups of `numbers`, among `names` in order."""
+    wanted = [[numbers.shapes.get(number) for number in group] for group in numbers.groups]
+    return matched(wanted, [(name, model.shapes[name]) for name in names if name in model.shapes])
 
 
 def _by_order(numbers: Numbers, model: Model, order: Order) -> dict[str, str] | None:
@@ -131,11 +181,8 @@ def _by_order(numbers: Numbers, model: Model, order: Order) -> dict[str, str] | 
         named_groups = [(group, called(model, names)) for group, names in pairs if names]
         groups = [group for group, _ in named_groups]
         return _paired(numbers._replace(groups=groups), [names for _, names in named_groups], model.shapes)
-    listed = order.names or in_order(order.architecture, [*model.shapes, *model.aliases])
-    ordered_names = [*dict.fromkeys(called(model, listed))]
-    ordered = _in_order(numbers)
-    wanted = [[numbers.shapes.get(number) for number in group] for group in ordered.groups]
-    chosen = matched(wanted, [(name, model.shapes[name]) for name in ordered_names if name in model.shapes])
+    ordered_names, ordered = _names_in(model, order), _in_order(numbers)
+    chosen = _chosen(ordered, model, ordered_names)
     matching_names = None if chosen is None or not chosen.is_only else _pairs(ordered, chosen.groups)
     if not order.is_asked or not order.names or len(numbers.groups) == 1 or len(ordered_names) != _total(numbers):
         return matching_names

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from ckptconv.errors import UsageError
 from ckptconv.features.configs import configs
+from ckptconv.features.optimizer_numbers.matching import CHECKPOINT, CONFIGURED, ways
 from ckptconv.features.optimizer_numbers.orders import follows_modules, is_kept, is_known
 from ckptconv.features.optimizer_states.numbering import Model, Order
 from ckptconv.features.optimizer_states.training import model_tree
@@ -138,11 +139,12 @@ def order_at(path: str, reaching: Mapping[str, Any]) -> Order:
             inputs = {f"{_ASKED}{name}": identity for name, identity in config.inputs.items()}
             source = f"{config.architecture} in {path}"
             return Order(source, architecture=config.architecture, is_asked=True, inputs=inputs)
-    order = order_in(path, reaching)
+    order = None if place.name == CONFIG else order_in(path, reaching)
     if order is None:
         raise UsageError(
             f"{path} does not give the order of a model's parameters: it is neither a list of names, nor a checkpoint "
             f"that keeps their order, nor a directory with the {CONFIG} of a known model.",
+            ways([CONFIGURED if place.kind == "directory" or place.name == CONFIG else CHECKPOINT]),
         )
     return order._replace(source=source, is_asked=True)
 

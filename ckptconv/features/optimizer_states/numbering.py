@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 # order of the weights of a checkpoint, None if it keeps none. `beside` has `with_file(source, place, wanted)`: a source
 # with the optimizer in a file next to its model; and `marked(source)`, if it is an optimizer alone, with an error.
 # The beginning of a note on the source of the names of numbers.
-NAMED = "The names of the optimizer's parameters were found by"
+NAMED = "The names of the optimizer's parameters follow from"
 
 
 class Order(NamedTuple):
     """Names of a model's parameters in the order of its modules, or the `architecture` in the catalogue that has them.
-    `source` is the end of "by …", for messages.
+    `source` is the end of "from …", for messages.
 
     With `groups`, the names are those of each of the optimizer's groups, and nothing is matched. `is_asked`: the user
     named the order, so it holds, or is an error. `inputs` identify its files, as the inputs of a source do.
@@ -69,7 +69,7 @@ class Numbers(NamedTuple):
 
 
 class Named(NamedTuple):
-    """The names of numbers, {number: name}; their source, as the end of "by …", "" if there were names already; the
+    """The names of numbers, {number: name}; their source, as the end of "from …", "" if there were names already; the
     identities of the files that gave them; and the number of those left out, which are another model's."""
 
     names: Mapping[str, str] = {}

@@ -59,7 +59,7 @@ def test_a_trainer_s_checkpoint_has_the_order_of_its_architecture(tmp_path: Path
         torch.save(optimizer.state_dict(), step / "optimizer.pt")
         run = ckptconv_here("convert", step, tmp_path / f"{name}-out", "--optimizer", tmp_path / f"{name}.safetensors")
         assert run.code == 0, run.err
-        assert "parameters were found by" in run.out
+        assert "parameters follow from" in run.out
         assert_same(load_file(tmp_path / f"{name}.safetensors"), expected)
         # The weights alone, and without any order.
         run = ckptconv_here("convert", step, tmp_path / f"{name}-alone")
@@ -187,9 +187,9 @@ def test_the_catalogue_puts_names_in_order_only_if_it_knows_them_all() -> None:
         ("[1, 2]", 2, "neither a list of names"),
         ("[[", 2, "not JSON"),
         ("0.weight\n0.weight", 2, "twice"),
-        ("nowhere", 5, "fits the shapes of the states in several ways, or in none"),
-        ('[["0.weight"], ["0.bias"]]', 5, "in several ways, or in none"),
-        ("0.bias\n0.weight", 5, "in several ways, or in none"),
+        ("nowhere", 5, "/order fits the shapes of the states in no way"),
+        ('[["0.weight"], ["0.bias"]]', 5, "in no way"),
+        ("0.bias\n0.weight", 5, "in no way"),
     ],
 )
 def test_an_order_that_does_not_fit_is_refused(text: str, code: int, words: str, tmp_path: Path) -> None:
@@ -205,6 +205,53 @@ def test_an_order_that_does_not_fit_is_refused(text: str, code: int, words: str,
     ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "s", *missing).refused(2, "does not exist")
     run = ckptconv_here("convert", tmp_path / "t.pt", tmp_path / "w.safetensors", "--order", tmp_path / "t.pt")
     assert "--order has" in run.err
+
+
+@every("grouped", [False, True])
+def test_only_names_that_decide_are_asked_for_when_an_order_leaves_a_choice(grouped: bool, tmp_path: Path) -> None:
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(4)))
+    parts = [[*model[layer].parameters()] for layer in (1, 3)]
+    optimizer = torch.optim.AdamW([{"params": part} for part in parts] if grouped else [*parts[0], *parts[1]])
+    for at, parameter in enumerate([*parts[0], *parts[1]]):
+        parameter.grad = torch.full_like(parameter, at + 1.0)
+    optimizer.step()
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "t.pt")
+    torch.save(model.state_dict(), tmp_path / "sd.pt")
+    (tmp_path / "all.txt").write_text("\n".join(names.values()))
+    command = "convert", tmp_path / "t.pt", tmp_path / "w.safetensors", "--optimizer", tmp_path / "s.safetensors"
+    for words in ([], ["--order", tmp_path / "all.txt"], ["--order", tmp_path / "sd.pt"]):
+        said = ckptconv_here(*command, *words).refused(5, "in more than one way", "json.dump(")
+        assert ("alone, in its order, one per line" in said) is not grouped
+        assert not any(way in said for way in ("state_dict() saved", "config.json", "model.named_parameters(), one"))
+    if grouped:
+        text = json.dumps([[names[parameter] for parameter in part] for part in parts])
+    else:
+        text = "\n".join(names[parameter] for part in parts for parameter in part)
+    (tmp_path / "order").write_text(text)
+    run = ckptconv_here(*command, "--order", tmp_path / "order")
+    assert run.code == 0, run.err
+    held = {f"{names[each]}.{key}": value for each, state in optimizer.state.items() for key, value in state.items()}
+    assert_same(load_file(tmp_path / "s.safetensors"), held)
+
+
+def test_a_way_that_was_tried_is_not_advised_again(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    optimizer, _ = stepped(model)
+    shuffled = {name: model.state_dict()[name] for name in ("1.bias", "0.weight", "0.bias", "1.weight")}
+    torch.save({"model": shuffled, "optimizer": optimizer.state_dict()}, tmp_path / "t.pt")
+    (tmp_path / "names").write_text("0.bias\n0.weight")
+    (tmp_path / "config.json").write_text('{"architectures": ["NoSuchModel"]}')
+    ways = {
+        "names": "a file with the names of model.named_parameters(), one per line",
+        "t.pt": "a checkpoint of model.state_dict()",
+        "config.json": "the config.json of a transformers model",
+    }
+    for tried, own in ways.items():
+        command = "convert", tmp_path / "t.pt", tmp_path / "w.safetensors", "--optimizer", tmp_path / "s.safetensors"
+        run = ckptconv_here(*command, "--order", tmp_path / tried)
+        assert run.code in (2, 5)
+        assert [way for way in ways.values() if way not in run.err] == [own], run.err
 
 
 def test_what_tells_an_order_is_an_input(tmp_path: Path) -> None:
