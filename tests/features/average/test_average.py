@@ -422,18 +422,6 @@ def test_a_difference_is_no_average() -> None:
     verified(steps[1], "out")
 
 
-def test_a_model_to_publish_has_the_configuration_of_the_last() -> None:
-    for seed in (0, 1):
-        Path(f"step{seed}").mkdir()
-        torch.save({"model": model(seed), "step": 3}, f"step{seed}/pytorch_model.bin")
-        Path(f"step{seed}/config.json").write_text(json.dumps({"seed": seed}))
-    report = average(["step0", "step1"], "out", for_hub=True, **VERIFIED)
-    assert {each.name for each in Path("out").iterdir()} == {"config.json", "model.safetensors"}
-    assert json.loads(Path("out/config.json").read_text()) == {"seed": 1}
-    assert load_file("out/model.safetensors").keys() == model(0).keys()
-    assert report.averaged == ["step0", "step1"]
-
-
 class Guarded(MemoryFileSystem):
     """A store that answers nobody without its token."""
 

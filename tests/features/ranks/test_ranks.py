@@ -495,20 +495,3 @@ class TestRanks(FormatSuite):
 
     def expected(self, checkpoint: Path) -> Mapping[str, torch.Tensor]:
         return self.state
-
-
-def test_the_configuration_that_verl_writes_beside_is_copied(tmp_path: Path) -> None:
-    write(tmp_path / "in", (2,), sharded)
-    (tmp_path / "in" / "fsdp_config.json").write_text('{"FSDP_version": 2, "world_size": 2}')
-    (tmp_path / "in" / "huggingface").mkdir()
-    config = json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]})
-    (tmp_path / "in" / "huggingface" / "config.json").write_text(config)
-    (tmp_path / "in" / "huggingface" / "tokenizer.json").write_text("{}")
-    converted(tmp_path / "in", tmp_path / "hub", "--for-hub", *VERIFY)
-    assert sorted(path.name for path in (tmp_path / "hub").iterdir()) == [
-        "config.json",
-        "model.safetensors",
-        "tokenizer.json",
-    ]
-    converted(tmp_path / "in", tmp_path / "plain")
-    assert not (tmp_path / "plain" / "config.json").exists()

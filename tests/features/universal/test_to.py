@@ -77,14 +77,3 @@ def test_a_pointer_of_another_program_is_said_to_stay() -> None:
     refused = ckptconv_here(*convert("run/step3", "--to", "universal")).refused(2, "which ckptconv did not write")
     assert "from now on" not in refused
     assert Path("run/latest_universal").read_text() == "step77"
-
-
-def test_states_that_count_no_steps_are_not_said_to_continue_at_one() -> None:
-    model = torch.nn.Linear(3, 2)
-    optimizer = torch.optim.SGD(model.named_parameters(), lr=0.1, momentum=0.9)
-    model(torch.ones(3)).sum().backward()
-    optimizer.step()
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "t.pt")
-    report = done(ckptconv_here("convert", "t.pt", "u", "--to", "universal")).out
-    assert "which count no steps: its step count starts at 0" in report
-    assert "continues" not in report

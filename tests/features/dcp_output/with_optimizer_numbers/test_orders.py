@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cells import VERIFIED
 from checkpoints import ckptconv_here, done
 from optimizer_files import stepped, training_saved
 from reading import states_of
@@ -66,9 +67,10 @@ def test_what_lies_beside_each_other_by_relative_names_is_told_apart(
     ckptconv_here(*words).refused(5, "optimizer.pt: the optimizer numbers its 4 parameters", "--order")
     assert ckptconv_here(*words, "--order", "order.pt").code == 0
     assert_same(states_of("out"), expected)
-    verify = ["verify", "model.safetensors", "out", "--to", "dcp", "--states", "optimizer.pt"]
-    ckptconv_here(*verify).refused(5, "--order")
-    assert ckptconv_here(*verify, "--order", "order.pt").code == 0
+    if VERIFIED:
+        verify = ["verify", "model.safetensors", "out", "--to", "dcp", "--states", "optimizer.pt"]
+        ckptconv_here(*verify).refused(5, "--order")
+        assert ckptconv_here(*verify, "--order", "order.pt").code == 0
     # The record of a conversion keeps the order.
     assert ckptconv_here("pt2safetensors", "order.pt", "kept.safetensors").code == 0
     run = ckptconv_here("safetensors2dcp", "kept.safetensors", "again", "--states", "optimizer.pt")
