@@ -12,12 +12,12 @@ import contextlib
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CorruptError, LimitError, UsageError
-from ckptconv.features.maps.claims import Claims, Use, check_way_back, claimed, lacking, source_side
+from ckptconv.features.maps.claims import Claims, Templates, Use, check_way_back, claimed, lacking, source_side
 from ckptconv.features.maps.file import Map
 from ckptconv.features.maps.notation import (
     PADDING,
@@ -47,6 +47,8 @@ MAX_TARGETS = 1 << 20
 MAX_JOINED = 1 << 22
 # Casts a part of a tensor. The second argument are the names of the tensor's sources.
 Cast: TypeAlias = "Callable[[LazyTensor, Sequence[str]], LazyTensor]"
+# The rule that made each tensor, and the values of its indices.
+_MadeBy: TypeAlias = "dict[str, tuple[Rule | None, Mapping[str, str | int]]]"
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Applied:
     decide, although the map has an expression for them: the configuration lacks its values. `computed` are the new
     names whose values a rule computes. `lacking` are the required names of which the checkpoint has none. `equal` are
     tensors of which one was kept, by its new name: they have to be equal. `copied`: new names have the same tensor, and
-    each is to be stored.
+    each is to be stored. `alternative` is a new name whose rule has alternatives, and the other one's name, if any.
     """
 
     map: Map
@@ -77,6 +79,7 @@ class Applied:
     lacking: tuple[str, ...] = ()
     equal: tuple[Equal, ...] = ()
     copied: bool = False
+    alternative: tuple[str, str] | None = None
 
     def record(self) -> dict[str, Any]:
         """Return the record of the map for an output, in the form that `chosen.of_record` reads."""
@@ -108,13 +111,14 @@ def apply_map(
     """Return the tensors of the other side of `map_`.
 
     `sizes` are given sizes, such as {"n": 32}; `config` is a config.json. `target` names the side to make; the default
-    is the side that the names of `tensors` are not from. `shapes` are known shapes of tensors to make, by name. `cast`
-    gives parts of one tensor with different dtypes the same dtype. Raise UsageError, which names rule and tensor, if
+    is the side that the names of `tensors` are not from. `shapes` are known shapes of tensors to make, by name: of
+    alternatives, those with these names are made. `cast` gives parts of one tensor with different dtypes the same
+    dtype. Raise UsageError, which names rule and tensor, if
     the map does not fit; CorruptError for a stack with a gap.
     """
     side = 1 - map_.side(target) if target else source_side(map_, tensors)
     known = resolve(map_.sizes, config, sizes)
-    map_ = _shifted(map_, known, config or {})
+    map_ = _shifted(_as_named(map_, side, shapes or ()), known, config or {})
     claims = claimed(map_, side, tensors)
     uses = _uses(map_, side, claims, tensors)
     _solve_globals(map_, side, uses, tensors, known, shapes or {})
@@ -143,7 +147,40 @@ def apply_map(
         lacking(map_, side, claims),
         tuple(result.equal),
         any(rule is not None and rule.copied for rule, _ in result.made_by.values()),
+        next(_alternatives(map_, side, result.made_by), None),
     )
+
+
+def _as_named(map_: Map, side: int, names: Collection[str]) -> Map:
+    """Return `map_`, which makes those alternatives of its rules whose tensors have `names` on the other side."""
+    claims_of = Templates(map_, 1 - side).claims(names, ()).values() if names else ()
+    wanted = {claim.rule for claims in claims_of for claim in claims}
+    rules = list(map_.rules)
+    for at in wanted:
+        first = next((other for other, rule in enumerate(rules) if _is_made_for(rule, rules[at], side)), at)
+        if first not in wanted:
+            for number, is_made in ((at, True), (first, False)):
+                read = rules[number].read
+                rules[number] = replace(rules[number], read=(read[0], is_made) if side else (is_made, read[1]))
+    return replace(map_, rules=tuple(rules))
+
+
+def _is_made_for(rule: Rule, other: Rule, side: int) -> bool:
+    """Whether names of a side find `rule`, and not `other`, which is an alternative to it."""
+    names = [[tensor.name for tensor in alternative.sides[side]] for alternative in (rule, other)]
+    return rule.number == other.number and rule.read[side] and not other.read[side] and names[0] == names[1]
+
+
+def _alternatives(map_: Map, side: int, made_by: _MadeBy) -> Iterator[tuple[str, str]]:
+    """Yield names that were made, each with that of an alternative which was not."""
+    others = [rule for rule in map_.rules if not rule.read[side]]
+    for name, (rule, values) in made_by.items():
+        for other in others:
+            if rule is not None and _is_made_for(rule, other, side):
+                made = [tensor.name.of(values) for tensor in rule.sides[1 - side]]
+                template = other.sides[1 - side][min(made.index(name), len(other.sides[1 - side]) - 1)].name
+                if values.keys() >= {*template.indices} and template.of(values) != name:
+                    yield name, template.of(values)
 
 
 def _shifted(map_: Map, known: dict[str, int], config: Mapping[str, object]) -> Map:
@@ -444,7 +481,7 @@ class _Made:
         self.tensors: dict[str, LazyTensor] = {}
         self.sources: dict[str, tuple[str, ...]] = {}
         # The rule that made each tensor, and the values of its indices; kept names have no rule.
-        self.made_by: dict[str, tuple[Rule | None, Mapping[str, str | int]]] = {}
+        self.made_by: _MadeBy = {}
         self.padding: dict[str, int] = {}
         self.equal: list[Equal] = []
         self._map, self._side, self._given, self._known, self._shapes = map_, side, tensors, known, shapes

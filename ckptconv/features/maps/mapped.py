@@ -17,7 +17,7 @@ from ckptconv.outputs.computed import Computing, Elsewhere, Restated, Shown
 from ckptconv.outputs.selected import Selected
 from ckptconv.structure.record import MAP_KEY, Flattened
 from ckptconv.tensors.lazy import LazyTensor
-from ckptconv.text import some
+from ckptconv.text import quoted, some
 
 if TYPE_CHECKING:
     from ckptconv.features.maps.chosen import ChosenMap
@@ -84,10 +84,16 @@ def told_of(chosen: Selected, applied: Applied | None, options: Options) -> Sele
         return chosen
     record = applied.record()
     record["name"] = Elsewhere(record["name"])  # it may be the name of a file
+    names = f"map {applied.map.name}: names of {applied.source} → names of {applied.target}"
+    if applied.alternative:
+        made, other = map(quoted, applied.alternative)
+        names += (
+            f", such as {made}, and not {other}, which the map knows too; safetensors with --like REF have those of REF"
+        )
     reported = {"made_of": {name: list(of) for name, of in applied.sources.items()}} if options.dry_run else {}
     return chosen._replace(
         applied=applied,
-        notes=(*chosen.notes, f"map {applied.map.name}: names of {applied.source} → names of {applied.target}"),
+        notes=(*chosen.notes, names),
         remarks={**chosen.remarks, MAP_KEY: json.dumps(record, ensure_ascii=False, separators=(",", ":"))},
         record={**chosen.record, "map": record},
         reporters=(*chosen.reporters, lambda chosen, stored: lambda files: reported),

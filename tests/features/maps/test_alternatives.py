@@ -4,10 +4,14 @@ name."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
+import numpy as np
 import pytest
 from effort import every
+from safetensors.numpy import save_file
 
+from ckptconv import convert
 from ckptconv.errors import UsageError
 from ckptconv.features.maps.compile import Applied, apply_map
 from ckptconv.features.maps.file import parse_map
@@ -61,6 +65,34 @@ def test_each_alternative_is_read(shapes: dict[str, Sequence[int]]) -> None:
 def test_the_first_alternative_is_written() -> None:
     made = applied(RELEASES, {"layers.0.0.w": (2, 3), "layers.0.1.w": (2, 3), "lm_head": (4,)}).tensors
     assert [*made] == ["blocks.0.experts.w0", "blocks.0.experts.w1", "head"]
+
+
+@every("written", ["blocks.0.experts.w0 head", "blocks.0.moe.0.w output", "blocks.0.moe.w head", "head"])
+def test_alternatives_that_a_reference_has_are_written(written: str) -> None:
+    source = {"layers.0.0.w": (2, 3), "layers.0.1.w": (2, 3), "lm_head": (4,)}
+    tensors = {name: Zeros(DTYPES["int16"], shape) for name, shape in source.items()}
+    map_ = parse_map(RELEASES, "test.toml")
+    shapes: dict[str, Sequence[int]] = {name: (4,) if "." not in name else (2, 3) for name in written.split()}
+    shapes |= {"blocks.0.moe.w": (2, 2, 3)} if "blocks.0.moe.w" in shapes else {}
+    made = apply_map(map_, tensors, shapes=shapes)
+    assert {*made.tensors} >= {*shapes}
+    assert [name in made.tensors for name in made.alternative or ()] == [True, False]
+    assert apply_map(map_, made.tensors).tensors.keys() == source.keys()
+
+
+def test_a_name_that_was_not_written_is_told_if_there_was_a_choice() -> None:
+    assert applied(RELEASES, {"lm_head": (4,)}).alternative == ("head", "output")
+    assert applied(RELEASES, {"head": (4,)}).alternative is None
+    assert applied(MIXED, {"0.post_norm": (3,), "0.mlp": (2, 3)}).alternative is None
+
+
+def test_the_report_names_a_name_that_was_not_written(tmp_path: Path) -> None:
+    (tmp_path / "my.toml").write_text(RELEASES)
+    save_file({"lm_head": np.ones(4, np.float32)}, tmp_path / "a.safetensors")
+    report = convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", map=str(tmp_path / "my.toml"))
+    assert "map my.toml: names of hf → names of ours, such as 'head', and not 'output'" in "\n".join(report.notes)
+    report = convert(tmp_path / "b.safetensors", tmp_path / "c.safetensors", map=str(tmp_path / "my.toml"))
+    assert "map my.toml: names of ours → names of hf" in report.notes
 
 
 TURNS = """
