@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import UsageError
 from ckptconv.features.diff.changes import Tolerance
-from ckptconv.features.diff.difference import DeltaFiles, Difference, difference
+from ckptconv.features.diff.difference import ONLY_A, ONLY_B, DeltaFiles, Difference, difference
 from ckptconv.features.diff.options import COMPARING_TOO, DIFFING, FEATURES
 from ckptconv.formats.opening import opened
 from ckptconv.formats.source import Opened, Source, source_of
@@ -110,6 +110,10 @@ def diff(
         if delta and encoder:
             fields, _ = delta.write(source_a, source_b, report, changed, encoder, chosen)
             report.delta = DeltaFiles(**fields)
+    only = [[tensor.name for tensor in report.tensors if tensor.status == status] for status in (ONLY_A, ONLY_B)]
+    for module in map(import_module, FEATURES.values()):
+        if hasattr(module, "advice") and all(only):
+            report.hints.extend(module.advice(source_a, *only))
     if html:
         from ckptconv.features.diff.showing import page_of
         from ckptconv.features.reporting.report_file import PAGE, write_whole

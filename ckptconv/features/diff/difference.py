@@ -546,7 +546,11 @@ def _hints(tensors: Iterable[TensorDifference], sources: Mapping[str, Source]) -
             prefixes.update(name[: -len(end)] for end in ends if end in shorter_names)
         for prefix, _ in prefixes.most_common(1):
             count = sum(name.startswith(prefix) and name[len(prefix) :] in shorter_names for name in only[longer])
-            without = f"{count:,} names of {side} would match the other side without the prefix {prefix!r}:"
+            if 2 * count < min(len(only[longer]), len(shorter_names)):
+                continue
+            without = (
+                f"{count:,} name{'s' * (count > 1)} of {side} would match the other side without the prefix {prefix!r}:"
+            )
             tree, key = sources[side].weights, prefix.removesuffix(".")
             if not any(name.startswith(prefix) for name in shorter_names):
                 rest = _without_rest(only[longer], prefix, side, tensors)

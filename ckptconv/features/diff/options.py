@@ -65,6 +65,7 @@ class _Comparing:
 
 # Features that add options, or explain options that they add to conversions: the module of each, with its options in
 # `COMPARING`. `facing(a, b, stores)` there, if any, returns the opened A for a comparison with B.
+# `advice(a, names, others)`, if any, yields hints on the names that only A has, and those that only B has.
 FEATURES: dict[str, str] = {
     "deltas": "ckptconv.features.deltas.comparing",
     "maps": "ckptconv.features.maps.comparing",

@@ -7,7 +7,7 @@ size}, "text"}. `text` is the whole map, so that the record alone leads back, an
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,7 +30,7 @@ class ChosenMap:
 
     The user or a record gives `sizes`; `config` is the config.json next to the checkpoint. `target` is the side to
     make; "" for the side that the checkpoint's names are not from. `is_back`: it is the reverse of the map that made
-    the checkpoint.
+    the checkpoint. Of alternatives, those with `wanted` names are made.
     """
 
     map: Map
@@ -38,6 +38,7 @@ class ChosenMap:
     config: Mapping[str, Any] = field(default_factory=dict)
     target: str = ""
     is_back: bool = False
+    wanted: Collection[str] = ()
 
     def apply(
         self,
@@ -52,7 +53,14 @@ class ChosenMap:
         """
         try:
             applied = apply_map(
-                self.map, tensors, sizes=self.sizes, config=self.config, target=self.target, shapes=shapes, cast=cast
+                self.map,
+                tensors,
+                sizes=self.sizes,
+                config=self.config,
+                target=self.target,
+                shapes=shapes,
+                cast=cast,
+                wanted=self.wanted,
             )
         except UnknownNamesError as error:
             # A file of the user's has other names than built-in maps on purpose.

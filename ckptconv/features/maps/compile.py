@@ -107,18 +107,19 @@ def apply_map(
     target: str = "",
     shapes: Mapping[str, Sequence[int]] | None = None,
     cast: Cast = unchanged,
+    wanted: Collection[str] = (),
 ) -> Applied:
     """Return the tensors of the other side of `map_`.
 
     `sizes` are given sizes, such as {"n": 32}; `config` is a config.json. `target` names the side to make; the default
-    is the side that the names of `tensors` are not from. `shapes` are known shapes of tensors to make, by name: of
-    alternatives, those with these names are made. `cast` gives parts of one tensor with different dtypes the same
-    dtype. Raise UsageError, which names rule and tensor, if
+    is the side that the names of `tensors` are not from. `shapes` are known shapes of tensors to make, by name. `cast`
+    gives parts of one tensor with different dtypes the same dtype. Of alternatives, those with `wanted` names are made,
+    or with names of `shapes`. Raise UsageError, which names rule and tensor, if
     the map does not fit; CorruptError for a stack with a gap.
     """
     side = 1 - map_.side(target) if target else source_side(map_, tensors)
     known = resolve(map_.sizes, config, sizes)
-    map_ = _shifted(_as_named(map_, side, shapes or ()), known, config or {})
+    map_ = _shifted(_as_named(map_, side, wanted or shapes or ()), known, config or {})
     claims = claimed(map_, side, tensors)
     uses = _uses(map_, side, claims, tensors)
     _solve_globals(map_, side, uses, tensors, known, shapes or {})

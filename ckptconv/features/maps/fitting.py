@@ -39,13 +39,25 @@ def fitting(names: Iterable[str], but: str) -> list[str]:
     return [map_.name for map_ in maps_like(examples) if map_.name != but and _has_all(map_, [*examples.values()])]
 
 
+def between(names: Iterable[str], others: Iterable[str]) -> list[str]:
+    """Return the built-in maps that have all of `names` on one side, and all of the `others` on the other side."""
+    ours, theirs = (list(examples_of((name, name) for name in given).values()) for given in (names, others))
+    maps = maps_like(examples_of((name, name) for name in ours)) if ours and theirs else ()
+    return [map_.name for map_ in maps if any(_has(map_, at, ours) and _has(map_, 1 - at, theirs) for at in (0, 1))]
+
+
 def _has_all(map_: Map, names: list[str]) -> bool:
-    for side in (0, 1):
-        claims_of = Templates(map_, side).claims(names, ())
-        if all(claims_of[name] or matches(name, (*map_.keep[side], *map_.drop[side])) for name in names):
-            claims = Claims({name: claims[0] for name, claims in claims_of.items() if claims}, {}, {})
-            return not lacking(map_, side, claims)
-    return False
+    side = next((side for side in (0, 1) if _has(map_, side, names)), None)
+    if side is None:
+        return False
+    claims_of = Templates(map_, side).claims(names, ())
+    claims = Claims({name: claims[0] for name, claims in claims_of.items() if claims}, {}, {})
+    return not lacking(map_, side, claims)
+
+
+def _has(map_: Map, side: int, names: list[str]) -> bool:
+    claims_of = Templates(map_, side).claims(names, ())
+    return all(claims_of[name] or matches(name, (*map_.keep[side], *map_.drop[side])) for name in names)
 
 
 def names_of_maps(names: Collection[str]) -> str:
