@@ -63,7 +63,7 @@ REFUSED: list[tuple[str, int, str]] = [
     ("convert none.pt", 2, "none.pt does not exist"),
     ("convert MODEL.PT x", 2, "MODEL.PT does not exist;Did you mean model.pt?"),
     ("convert model.pt x -dtype bf16", 2, "There is no option -d.;Did you mean --dtype?"),
-    ("convert model.pt x --verify yes", 2, "found 3 arguments;Leave out 'yes'"),
+    ("convert model.pt x --raw yes", 2, "found 3 arguments;Leave out 'yes'"),
     ("convert model.pt x --checksum sha256", 2, "Leave out 'sha256';and switches none"),
     ("convert_checkpoint model.pt x", 2, "Did you mean ckptconv convert?"),
     ("convert model.pt to x", 2, "found 3 arguments;Leave out 'to'"),

@@ -95,7 +95,7 @@ def test_a_sum_is_that_of_float64_rounded_once(weights: list[float] | None) -> N
     report = average(saved(*models), "out.safetensors", weights=weights, **VERIFIED)
     assert_equal(load_file("out.safetensors"), expected(models, weights or [1, 1, 1]))
     assert any("'steps'" in note and "2.pt" in note for note in report.notes)
-    assert report.bytes_verified
+    assert bool(report.bytes_verified) == bool(VERIFIED)
 
 
 def test_the_average_is_that_of_torch() -> None:
@@ -334,6 +334,7 @@ def test_the_manifest_names_the_others_and_verify_reads_them() -> None:
         verify("2.pt", "out")
 
 
+@verifying
 def test_verify_finds_a_fault_in_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     other_fields(WeightedSum, weights=lambda kernel: kernel.weights[::-1])(monkeypatch)
     with pytest.raises(DifferenceError):

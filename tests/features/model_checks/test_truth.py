@@ -16,9 +16,7 @@ import ckptconv
 
 EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 PLAIN = {EMBEDDINGS: torch.ones(4, 2), HEAD: torch.zeros(4, 2)}
-CODES = {"w.weight": torch.ones(4, 2).to(torch.float8_e4m3fn), "w.weight_scale_inv": torch.ones(1, 1)}
 CAUSAL = {"architectures": ["LlamaForCausalLM"]}
-BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 
 
 def test_weights_under_the_prefix_of_a_wrapper_are_not_published(place: Path) -> None:
@@ -68,13 +66,6 @@ def warnings(here: Path, tensors: Mapping[str, torch.Tensor], config: Mapping[st
         ),
         ({**PLAIN, "norm": torch.ones(1).bfloat16()}, {"dtype": "bfloat16"}, ""),
         (PLAIN, {"dtype": "auto"}, ""),
-        (
-            PLAIN,
-            {"quantization_config": BLOCKS},
-            "says that the weights are quantized (fp8), and none",
-        ),
-        (CODES, {"quantization_config": BLOCKS, "dtype": "bfloat16"}, ""),
-        (CODES, {}, "says nothing of quantization, and 'w.weight' of the output has codes or scales"),
         (PLAIN, {"tie_word_embeddings": False, **CAUSAL}, ""),
         ({EMBEDDINGS: PLAIN[EMBEDDINGS]}, {"tie_word_embeddings": True, **CAUSAL}, ""),
         ({EMBEDDINGS: PLAIN[EMBEDDINGS]}, {"tie_word_embeddings": False, **CAUSAL}, "has no lm_head.weight"),

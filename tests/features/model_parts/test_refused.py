@@ -11,7 +11,6 @@ import torch
 from checkpoints import load_with_aliases
 from effort import every
 from features.model_facts import models
-from safetensors.torch import save_file
 
 import ckptconv
 from ckptconv.errors import CkptconvError
@@ -101,14 +100,6 @@ def test_layers_that_differ_are_kept_at_their_place(tmp_path: Path) -> None:
     # Two layers without are not told by their place.
     models.save(tmp_path / "two", of_layers("mlp.w", "norm.w", first=2), {"num_hidden_layers": 4})
     assert ckptconv.convert(tmp_path / "two", tmp_path / "out", layers="2,3", overwrite=True, fsync=False).tensors == 4
-
-
-def test_layers_of_which_some_are_quantized_may_be_first(tmp_path: Path) -> None:
-    scales = {f"model.layers.{layer}.up.weight_scale_inv": torch.ones(1, 1) for layer in range(1, 4)}
-    codes = {f"model.layers.{layer}.up.weight": torch.ones(4, 4).to(torch.float8_e4m3fn) for layer in range(1, 4)}
-    (tmp_path / "m").mkdir()
-    save_file({"model.layers.0.up.weight": torch.ones(4, 4), **codes, **scales}, tmp_path / "m" / "model.safetensors")
-    assert ckptconv.convert(tmp_path / "m", tmp_path / "out", layers="1-3", fsync=False).tensors == 6
 
 
 def test_a_correction_beside_the_module_with_experts_is_cut(tmp_path: Path) -> None:

@@ -231,13 +231,13 @@ def test_modules_that_are_not_adapted_have_zeros_in_a_step_and_none_afterwards(
     assert (f"{peft} does not adapt {', '.join(zeros)}, but Megatron-Bridge needs" in run.out) == bool(zeros)
     expected = canonical(model, with_zeros(model, factors, needed), 1)
     assert_same(held(back), expected)
-    done(ckptconv_here("verify", peft, back, "--map", model.map))
+    verified_here(peft, back, "--map", model.map)
     (back / "run_config.yaml").write_text(settings(1))
     run = done(ckptconv_here("convert", back, tmp_path / "again", *words(model)))
     assert (f"the adapters of {', '.join(zeros)}." in run.out) == bool(zeros)
     assert_same(load_file(tmp_path / "again/adapter_model.safetensors"), factors)
     assert json.loads((tmp_path / "again/adapter_config.json").read_text())["target_modules"] == sorted(adapted)
-    done(ckptconv_here("verify", back, tmp_path / "again"))
+    verified_here(back, tmp_path / "again")
 
 
 def test_factors_of_zeros_are_kept_where_the_adapter_to_be_like_has_them(tmp_path: Path) -> None:

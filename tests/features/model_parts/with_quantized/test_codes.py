@@ -97,3 +97,11 @@ def test_a_part_is_quantized_as_the_whole_is(way: str, tmp_path: Path) -> None:
     told = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("at-once", "part")]
     assert told[0]["quantization_config"] == told[1]["quantization_config"]
     assert told[1]["num_hidden_layers"] == told[1]["num_experts"] == 2
+
+
+def test_layers_of_which_some_are_quantized_may_be_first(tmp_path: Path) -> None:
+    scales = {f"model.layers.{layer}.up.weight_scale_inv": torch.ones(1, 1) for layer in range(1, 4)}
+    codes = {f"model.layers.{layer}.up.weight": torch.ones(4, 4).to(torch.float8_e4m3fn) for layer in range(1, 4)}
+    (tmp_path / "m").mkdir()
+    save_file({"model.layers.0.up.weight": torch.ones(4, 4), **codes, **scales}, tmp_path / "m" / "model.safetensors")
+    assert ckptconv.convert(tmp_path / "m", tmp_path / "out", layers="1-3", fsync=False).tensors == 6
