@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ckptconv.errors import UnsupportedError
 from ckptconv.features.factors.rounding import numbers_as
 from ckptconv.features.quantized.computing import Largest, QuantizeFp4
-from ckptconv.features.quantized.quantize import LEAST, MOST_SCALES, e2m1, e4m3
+from ckptconv.features.quantized.quantize import LEAST, MOST_SCALES, e2m1, e4m3, no_codes
 from ckptconv.tensors.computing import Box
 from ckptconv.tensors.dtypes import SUMMED
 from ckptconv.tensors.float_formats import float32_table, numpy_module
@@ -165,4 +164,4 @@ def _step(numbers: Array) -> int:
 
 def _check(name: str, sizes: Array) -> None:
     if not numpy_module().isfinite(sizes).all():
-        raise UnsupportedError(f"{name!r} has NaN or infinity, which have no codes.")
+        raise no_codes(name)

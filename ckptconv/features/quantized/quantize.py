@@ -6,6 +6,7 @@ two, rounded up so that no number is beyond the largest code.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -115,12 +116,18 @@ def _pieces(kernel: Quantize, shape: Sequence[int]) -> Iterator[tuple[slice, ...
                 yield (*(slice(at, at + 1) for at in outer), *inner)
 
 
+def no_codes(name: str) -> UnsupportedError:
+    """Return the error for a weight with values that no code stands for."""
+    message = f"{name!r} has NaN or infinity, which have no codes."
+    return UnsupportedError(message, f"--keep {shlex.quote(name)} leaves it unquantized.")
+
+
 def _made(kernel: Quantize, values: Array) -> Array:
     """Return the codes, or the scales, of whole blocks."""
     np = numpy_module()
     most = _most(np.abs(values), kernel.rows, kernel.columns)
     if not np.isfinite(most).all():
-        raise UnsupportedError(f"{kernel.name!r} has NaN or infinity, which have no codes.")
+        raise no_codes(kernel.name)
     is_one = len(kernel.largest) == 1
     scale = _scales(kernel, most, kernel.largest[0]) if is_one else _best_scales(kernel, values, most)
     if kernel.made == "scales":

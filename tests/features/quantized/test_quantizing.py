@@ -153,9 +153,13 @@ def test_nan_is_refused_by_name_and_nothing_gets_its_final_name(tmp_path: Path) 
     wrong = torch.ones(4, 64)
     wrong[3, 5] = torch.nan
     source = model(tmp_path / "m", **{"a.weight": wrong})
-    with pytest.raises(UnsupportedError, match=r"'a\.weight' has NaN or infinity"):
-        ckptconv.convert(source, tmp_path / "q", quantize="fp8-block")
-    assert not list(tmp_path.glob("q/*.safetensors"))
+    for way in ("fp8-block", "nvfp4"):
+        with pytest.raises(UnsupportedError, match=r"'a\.weight' has NaN or infinity") as caught:
+            ckptconv.convert(source, tmp_path / "q", quantize=way)
+        assert caught.value.hint == "--keep a.weight leaves it unquantized."
+        assert not list(tmp_path.glob("q/*.safetensors"))
+    ckptconv.convert(source, tmp_path / "q", quantize="fp8-block", keep="a.weight")
+    assert load_file(tmp_path / "q" / "model.safetensors")["a.weight"].dtype == wrong.dtype
 
 
 def test_groups_that_are_cut_short_are_left_and_said(tmp_path: Path) -> None:
