@@ -6,7 +6,6 @@ import difflib
 import fnmatch
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from ckptconv.errors import UsageError
 from ckptconv.structure.choice import Choice
@@ -31,7 +30,7 @@ def candidates(wanted: str, names: Sequence[str], most: int = 8) -> str:
     return f"The keys are {some(names, most, repr)}."
 
 
-def keys_like(wanted: str, children: Mapping[str, Any], above: str) -> str:
+def keys_like(wanted: str, children: Mapping[str, object], above: str) -> str:
     """Return a hint for a key that is not among those of `children`, which are under the key `above`."""
     for name, value in children.items():
         if isinstance(value, Mapping) and any(str(key).startswith(f"{wanted}.") for key in value):

@@ -166,13 +166,13 @@ def safetensors_files(source: Source, target: Target, options: Options) -> _File
     new_dtypes = ((old, kept[new].dtype, tensors[new].dtype) for old, new in names.items() if is_cast and new in kept)
     cast = [old for old, stored, dtype in new_dtypes if stored != dtype]
     goal = kept[names[cast[0]]].dtype.name if cast else chosen.dtype
-    if cast:
-        selection.check_unscaled([name for name in cast if names[name] not in chosen.uncastable], chosen.known, goal)
+    apart = [name for name in cast if names[name] not in chosen.uncastable]
+    coded = selection.check_unscaled(apart, chosen.first.known, goal) if cast or options.dtype else ()
     still = chosen.uncastable - chosen.settled
     left = selection.left_alone({name: kept[name] for name in (kept if still else ()) if name in still}, chosen.dtype)
     if chosen.widen_only and chosen.dtype != "keep":
         left += selection.left_wider({name: kept[name] for name in kept if name not in chosen.uncastable}, chosen.dtype)
-    warnings = (*chosen.warnings, *left)
+    warnings = (*chosen.warnings, *(left or coded))
     config = None if of_states else source.config
     for module in copying("plan") if config is not None else ():
         config = module.configuration(source, chosen.change(source))

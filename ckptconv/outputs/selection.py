@@ -189,8 +189,9 @@ def left_wider(tensors: Mapping[str, LazyTensor], dtype: str) -> tuple[str, ...]
 _SHOWN = 5
 
 
-def check_unscaled(cast: Collection[str], known: Mapping[str, LazyTensor], dtype: str) -> None:
-    """Raise UsageError if any of the tensors to `cast` is part of a quantized weight among those that are `known`."""
+def check_unscaled(cast: Collection[str], known: Mapping[str, LazyTensor], dtype: str) -> tuple[str, ...]:
+    """Raise UsageError if any of the tensors to `cast` is part of a quantized weight among those that are `known`.
+    Return a warning if there are such weights, which a cast to `dtype` leaves as they are; else ()."""
     from ckptconv.formats.coded import parts_among  # casts of tensors that may be quantized are few
 
     parts = parts_among(known)
@@ -202,3 +203,5 @@ def check_unscaled(cast: Collection[str], known: Mapping[str, LazyTensor], dtype
             "does not give weights.",
             f"Use --dequantize to convert them to {dtype} weights, or --dtype keep to leave them unchanged.",
         )
+    said = f"--dtype leaves quantized weights as they are; --dequantize converts them to {dtype}."
+    return (said,) if parts and dtype != "keep" else ()

@@ -239,6 +239,23 @@ def test_a_cast_without_the_option_is_refused(tmp_path: Path) -> None:
     ckptconv.convert(source, tmp_path / "out")
 
 
+def test_a_cast_that_leaves_weights_quantized_says_so(tmp_path: Path) -> None:
+    said = "--dtype leaves quantized weights as they are; --dequantize converts them to float16."
+    ways: list[tuple[dict[str, Any], bool]] = [
+        ({"dtype": "fp16"}, True),
+        ({"dtype": "keep"}, False),
+        ({}, False),
+        ({"dtype": "fp16", "dequantize": True}, False),
+    ]
+    for number, (options, is_said) in enumerate(ways):
+        report = ckptconv.convert(QUANTIZED / "gptq", tmp_path / f"out{number}", **options)
+        assert (said in report.warnings) == is_said
+    save_file({NAME: torch.ones(128, 128).bfloat16()}, tmp_path / "plain.safetensors")
+    for dtype in ("bf16", "fp16"):
+        report = ckptconv.convert(tmp_path / "plain.safetensors", tmp_path / dtype, dtype=dtype, quantize="fp8-block")
+        assert not [warning for warning in report.warnings if warning.startswith("--dtype")]
+
+
 def test_a_shard_whose_scales_are_in_another_is_told_as_one_of_its_set(tmp_path: Path) -> None:
     source = model_directory(tmp_path / "in", {NAME: codes(4, 4)})
     shard = source / "model-00001-of-00002.safetensors"
