@@ -14,7 +14,6 @@ from ckptconv.cli.options import CONVERTING, destination, named, taking
 from ckptconv.cli.registered import COMMANDS
 from ckptconv.errors import UNWRITTEN, CorruptError, UsageError, leaving
 from ckptconv.options.registered import CARRIED_OUT, advise, missing, names_of, several
-from ckptconv.options.table import OPTIONS
 from ckptconv.process import of_feature
 from ckptconv.storage.paths import is_remote
 from ckptconv.text import Proposed, some
@@ -79,8 +78,7 @@ def convert_(
         # A shell's pattern that matches two inputs, or a user who swaps INPUT and OUTPUT, gives a checkpoint here.
         if second and (is_remote(second) or (os.path.isfile(second) and os.path.getsize(second))):
             more = several("If it is another input: {}. ")
-            hint = f"INPUT comes before OUTPUT. {more}If it is not needed any longer: -o {shlex.quote(second)}."
-            second = Proposed(second, hint)
+            second = Proposed(second, f"INPUT comes before OUTPUT. {more}If it may be lost: -o {shlex.quote(second)}.")
         output = destination(second, options)
         if len(words) > 2:
             combining: list[str] = [name for name in ("average", "merge") if name in COMMANDS]
@@ -89,10 +87,8 @@ def convert_(
             hint += f"Commands that combine inputs: {some(combining, form=str)}." if combining else ""
             if any(re.fullmatch("[KMGT]i?B", word) for word in words):
                 hint = "Write a size in one word: 5GB."
-            values = [value for option in OPTIONS.values() for value in option.kind.choices]
-            no_path = re.compile("|".join(["(?i:yes|no|true|false|on|off)|to|into", *map(re.escape, values)]))
-            if odd := next(filter(no_path.fullmatch, words), ""):
-                hint = f"Leave out {odd!r}: OUTPUT follows INPUT, an option takes one value, and switches none."
+            if odd := next(filter(re.compile("(?i:yes|no|true|false|on|off)|to|into").fullmatch, words[1:]), ""):
+                hint = f"Leave out {odd!r}: OUTPUT follows INPUT, and switches such as --verify take no value."
             raise UsageError(f"Expected INPUT and OUTPUT, but found {len(words)} arguments.", hint.strip())
     try:
         convert_one("convert", "", words[0], output, options)

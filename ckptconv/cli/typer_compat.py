@@ -36,20 +36,14 @@ class _Words:
         return self._checked().coerce(value, param=param, ctx=ctx)
 
 
-# Advice to a user who gives an option twice that takes one value.
-_INSTEAD = {
-    "--key": "For several parts, give --include 'KEY.*' for each.",
-    "--strip-prefix": "Give two that follow each other as one, or --rename '^PREFIX=' for each.",
-}
-
-
 def _check_repeated(given: Sequence[Any]) -> None:
     """Raise UsageError if an option that takes one value is among the parameters `given` more than once."""
     for option in given:
         is_single = option.param_type_name == "option" and not (option.multiple or option.is_flag or option.count)
         if is_single and given.count(option) > 1:
             flag = option.opts[0]
-            hint = _INSTEAD.get(flag, "Give it once.")
+            hint = "For several parts, give --include 'KEY.*' for each." if flag == "--key" else "Give it once."
+            hint = "Give one prefix, or --rename '^PREFIX=' for each." if flag == "--strip-prefix" else hint
             raise UsageError(f"{flag} is given {given.count(option)} times, but takes one value.", hint)
 
 

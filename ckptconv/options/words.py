@@ -126,9 +126,8 @@ def not_among(value: Any, called: str, choices: tuple[str, ...], words: Mapping[
         return UsageError(f"{called} is {brief(value)}; no feature that has a value for it is installed.")
     text = value.lower().replace("_", "-") if isinstance(value, str) else ""
     like = [name for name in difflib.get_close_matches(text, choices) if name[0] == text[0] and not instead_of(text)]
-    exact = [words.get(text, text)] if text in words or text in choices else []
-    close = exact or [name for name in choices if text and name.startswith(text)] or like
-    meant = [name for name in close if name in choices]
+    exact = [name for name in (words.get(text, text),) if name in choices]
+    meant = exact or [name for name in choices if text and name.startswith(text)] or like
     return UsageError(
         f"{called} is {brief(value)}; it may be {', '.join(choices[:-1])}{' or ' * (len(choices) > 1)}{choices[-1]}.",
         f"Did you mean {' or '.join(meant)}?" if meant else instead_of(text),

@@ -89,6 +89,9 @@ def carry_out(words: Sequence[str], options: dict[str, Any]) -> int:
 
 def instead(words: Sequence[str]) -> str:
     """Return advice about `words`, too many arguments of `convert`: shards are converted as a set, others each."""
+    values = {value for option in OPTIONS.values() for value in option.kind.choices}
+    if odd := next(filter(values.__contains__, words), ""):
+        return f"If {odd!r} is a second value of an option, leave it out: an option takes one. "
     shards = [word for word in words if matching(OF_INDEX, basename(word))]
     directories = {dirname(shard) or "." for shard in shards}
     if len(shards) > 1 and len(directories) == 1:

@@ -67,6 +67,8 @@ def test_who_gives_several_inputs_without_it_is_led_to_it(place: Path) -> None:
     assert f"To convert several inputs: ckptconv {hint}." in refused(2, "pt2safetensors", "a.pt", "b.pt")
     assert f"Several inputs: ckptconv {hint}." in refused(2, "pt2safetensors", "a.pt", "b.pt", "c.pt")
     assert "give --output-dir DIR instead of OUTPUT" in refused(2, "convert", "a.pt", "b c.pt", "d.pt")
+    several = refused(2, "convert", "--dtype", "bf16", "float16", "a.pt", "b.safetensors")
+    assert "If 'float16' is a second value of an option, leave it out" in several
     assert "Give the directory too: --output-dir DIR" in refused(2, "convert", "a.pt", "out", "--output-name", "{stem}")
     err = refused(2, "convert", "in")
     assert re.search(r"ckptconv (convert in/a.pt 'in/b c.pt' --output-dir) DIR", err), err
