@@ -30,8 +30,8 @@ _MORE = """\
   `--size _=64` are the rows to add to the embeddings.
 - **Tied embeddings** are stored once by Megatron-core and twice by torchtitan. The second, `lm_head.weight`, is
   kept, and readers tie it.
-- **Layers for further tokens** (MTP) are numbered on from the last layer in Hugging Face's files of DeepSeek V3 and
-  GLM. The maps have them, but not the embeddings and the head that the files repeat in such a layer.
+- **Multi-token-prediction layers** (MTP) continue the numbering after the last decoder layer in Hugging Face's files of
+  DeepSeek V3 and GLM. The maps have them, but not the embeddings and the head that the files repeat in such a layer.
 - **gpt-oss** has one layout in transformers 4 and 5, and needs no map between these.
 - **NeMo 2** has the names of Megatron-core after `module.`: add `--strip-prefix module.` to Megatron's maps.
 - **Gemma's norms** hold the difference from one on both sides: Megatron-core's with `layernorm_zero_centered_gamma`,
