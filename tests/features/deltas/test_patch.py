@@ -834,3 +834,13 @@ def test_values_that_are_no_tensors_are_not_in_a_delta(tmp_path: Path, monkeypat
     run = ckptconv_here("diff", "a.pt", "b.pt", "--delta", "d")
     sentence = "not compared, and not in the delta: the values under step, which are no tensors"
     assert (run.code, sentence in run.out.splitlines()) == (0, True)
+
+
+def test_a_tensor_that_only_one_side_has_takes_a_whole_checkpoint(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    more = saved({**model(), "new.weight": torch.ones(3)}, tmp_path / "more.safetensors")
+    words = ("diff", pair[0], more, "--delta", tmp_path / "delta")
+    ckptconv_here(*words).refused(5, "do not fit: 'new.weight'", "which take a whole checkpoint")
+    assert not (tmp_path / "delta").exists()
+    ckptconv_here(*words, "--exclude", "new.weight")
+    assert ckptconv_here("patch", pair[0], tmp_path / "delta", tmp_path / "out.safetensors").code == 0
+    assert "new.weight" not in load_file(tmp_path / "out.safetensors")
