@@ -60,7 +60,14 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3": {"tie_word_embeddings": True},
     "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 32, "num_experts_per_tok": 2, "norm_topk_prob": True},
     "deepseek_v3": LATENT,
-}
+    "deepseek_v3+yarn": {
+        **LATENT,
+        "rope_scaling": {
+            "rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096, "beta_fast": 32,
+            "beta_slow": 1, "mscale": 0.707, "mscale_all_dim": 1.0,
+        },
+    },
+}  # fmt: skip
 # Ranks in tensor, pipeline and expert parallelism; the last for models with experts.
 MESHES = ((1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2))
 # The largest difference of logits: float32, added up in another order.
@@ -127,10 +134,16 @@ def on_cpu() -> None:
     torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment,return-value]
 
 
+def yarn(hf: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of Megatron-core for YaRN of a model with latent attention; none without it."""
+    made = dict(hf.get("rope_scaling", {}))
+    return {"rotary_scaling_factor": made.pop("factor"), **made} if made else {}
+
+
 def settings(name: str, hf: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of Megatron-core for a model."""
     made: dict[str, Any] = {}
-    if name != "deepseek_v3":
+    if family(name) != "deepseek_v3":
         made |= {"num_query_groups": hf["num_key_value_heads"], "kv_channels": hf["head_dim"]}
     made["qk_layernorm"] = family(name) != "llama"
     if "num_experts_per_tok" in hf:
@@ -138,7 +151,7 @@ def settings(name: str, hf: dict[str, Any]) -> dict[str, Any]:
             "num_moe_experts": 4, "moe_ffn_hidden_size": hf["moe_intermediate_size"], "moe_router_topk": 2,
             "moe_token_dispatcher_type": "allgather", "moe_router_load_balancing_type": "none",
         }  # fmt: skip
-    if name == "deepseek_v3":
+    if family(name) == "deepseek_v3":
         dense = hf["first_k_dense_replace"]
         made |= {
             "q_lora_rank": hf["q_lora_rank"], "kv_lora_rank": hf["kv_lora_rank"],
@@ -148,6 +161,7 @@ def settings(name: str, hf: dict[str, Any]) -> dict[str, Any]:
             "moe_router_score_function": "sigmoid", "moe_router_topk_scaling_factor": hf["routed_scaling_factor"],
             "moe_router_dtype": "fp32", "rope_type": "rope", "rotary_base": 10000, "apply_rope_fusion": False,
         }  # fmt: skip
+        made |= yarn(hf)
     return made
 
 
@@ -160,7 +174,7 @@ def build(name: str, mesh: tuple[int, int, int]) -> Any:
 
     hf = {**BASE, **MODELS[name]}
     tensor, pipeline, expert = mesh
-    config = (MLATransformerConfig if name == "deepseek_v3" else TransformerConfig)(
+    config = (MLATransformerConfig if family(name) == "deepseek_v3" else TransformerConfig)(
         num_layers=hf["num_hidden_layers"], hidden_size=hf["hidden_size"], layernorm_epsilon=hf["rms_norm_eps"],
         num_attention_heads=hf["num_attention_heads"], ffn_hidden_size=hf["intermediate_size"],
         normalization="RMSNorm", gated_linear_unit=True, activation_func=functional.silu, hidden_dropout=0.0,
@@ -170,7 +184,7 @@ def build(name: str, mesh: tuple[int, int, int]) -> Any:
         **settings(name, hf),
     )  # fmt: skip
     spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False)
-    for layer in spec.layer_specs if name == "deepseek_v3" else ():
+    for layer in spec.layer_specs if family(name) == "deepseek_v3" else ():
         layer.submodules.self_attention.submodules.core_attention = Attention
     return GPTModel(
         config=config, transformer_layer_spec=spec, rope_scaling="rope_scaling" in hf, rope_scaling_factor=32.0,
@@ -240,7 +254,11 @@ def check_configuration(name: str, saved: Path, place: Path) -> None:
 
     yaml: Any = import_module("yaml")
     with tarfile.open(RUN_CONFIGS) as tar:
-        content = yaml.safe_load(tar.extractfile(f"{name}-new.yaml"))
+        written = name if f"{name}-new.yaml" in tar.getnames() else family(name)
+        content = yaml.safe_load(tar.extractfile(f"{written}-new.yaml"))
+    if written != name:
+        # Megatron-Bridge gives properties of the same names these values.
+        content["model"] |= yarn(MODELS[name])
     # The embeddings of this step have so many rows.
     content["model"]["make_vocab_size_divisible_by"] = VOCABULARY + PADDING
     (saved / "iter_0000001/run_config.yaml").write_text(yaml.safe_dump(content))
@@ -275,7 +293,8 @@ def run(name: str) -> None:
             (saved / "config.json").write_text((place / "hf/config.json").read_text())
             convert("dcp2safetensors", saved, back, "--map", f"megatron-{family(name)}")
             found = load_file(back)
-            has_scaling = "use_rope_scaling" in vars(arguments(place / "run/release"))
+            args = vars(arguments(place / "run/release"))
+            has_scaling = "use_rope_scaling" in args or args.get("rope_type") == "yarn"
             if has_scaling != ("rope_scaling" in MODELS[name]):
                 raise SystemExit(f"{name}: the arguments do not say whether rotary embeddings are scaled")
             if found.keys() != expected.keys() or not all(torch.equal(found[key], expected[key]) for key in expected):

@@ -11,7 +11,6 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import some
 
 # Megatron-core's names of two tensors, and a part of the names of adapters.
@@ -22,7 +21,6 @@ HEADS, GROUPS, LAYERS, HIDDEN = "num_attention_heads", "num_query_groups", "num_
 # Keys of configurations by argument: the first one that is there counts.
 KEYS: Mapping[str, tuple[str, ...]] = {
     LAYERS: ("num_hidden_layers",),
-    HIDDEN: ("hidden_size",),
     HEADS: ("num_attention_heads", "n_head"),
     GROUPS: ("num_key_value_heads",),
     "kv_channels": ("head_dim",),
@@ -35,12 +33,10 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     "moe_router_topk_scaling_factor": ("routed_scaling_factor",),
     "moe_router_num_groups": ("n_group",),
     "moe_router_group_topk": ("topk_group",),
-    "q_lora_rank": ("q_lora_rank",),
-    "kv_lora_rank": ("kv_lora_rank",),
     "qk_head_dim": ("qk_nope_head_dim",),
     "qk_pos_emb_head_dim": ("qk_rope_head_dim",),
-    "v_head_dim": ("v_head_dim",),
     "moe_router_score_function": ("scoring_func",),
+    **{name: (name,) for name in (HIDDEN, "q_lora_rank", "kv_lora_rank", "v_head_dim")},
 }
 _DENSE = (LAYERS, HIDDEN, "ffn_hidden_size", HEADS, GROUPS, "max_position_embeddings", "norm_epsilon", "rotary_base")
 _WIDTH = ("kv_channels",)
@@ -50,17 +46,17 @@ _LATENT = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", 
 _GROUPED = ("moe_router_topk_scaling_factor", "moe_router_num_groups", "moe_router_group_topk")
 # The values of a configuration for arguments that are None.
 _NONE: Mapping[str, Any] = {"q_lora_rank": None, **dict(zip(_GROUPED, (1.0, 1, 1), strict=True))}
-# Arguments without which there is no configuration.
-_NEEDED = (LAYERS, HIDDEN, HEADS)
-# Megatron-core scales rotary embeddings in one way, with these numbers: that of Llama 3.
-LLAMA3 = {
+# Megatron-core scales rotary embeddings as Llama 3 does, with these numbers.
+_LLAMA3 = {
     "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
 }  # fmt: skip
 SCALES, FACTOR = "use_rope_scaling", "rope_scaling_factor"
-# Numbers of rotary embeddings that arguments say.
-_OF_ROPE = ("factor", "rope_theta")
-_USUAL_FACTOR = 8.0
 INTERPOLATION = "rotary_seq_len_interpolation_factor"
+# It scales latent attention by YaRN: the keys of numbers by argument, and those that no argument of Megatron-LM says.
+_ROPE_TYPE, _ROPE, _YARN = "rope_type", "rope", "yarn"
+_OF_YARN = {"rotary_scaling_factor": "factor", "mscale": "mscale", "mscale_all_dim": "mscale_all_dim"}
+_ORIGINAL = "original_max_position_embeddings"
+_USUAL = {_ORIGINAL: 4096, "beta_fast": 32, "beta_slow": 1}
 # No argument says these.
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -132,10 +128,10 @@ def configuration(args: Mapping[str, Any], map_name: str) -> Configured:
         for name, value in family.values.items()
         if name in args and (args[name] or None) != (value or None)
     ]
-    others += [f"{name} is {args[name]!r}" for name in family.arguments if name in args and not _fits(name, args[name])]
+    others += [f"{name} is {args[name]!r}" for name in family.arguments if name in args and not _fits(args[name])]
     if bool(args.get("num_experts")) != bool(family.experts):
         others.append(f"num_experts is {args.get('num_experts')}")
-    lacking = [name for name in _NEEDED if args.get(name) is None]
+    lacking = [name for name in (LAYERS, HIDDEN, HEADS) if args.get(name) is None]
     if others or lacking:
         said = some(others or lacking, form=str)
         contradicted = f"of its arguments, {said}, which no {family.model_type} of transformers has"
@@ -161,50 +157,71 @@ def configuration(args: Mapping[str, Any], map_name: str) -> Configured:
         config, untold = routed.config, [*untold, *routed.untold]
     if args.get("add_bias_linear"):
         config |= {"attention_bias": True, "mlp_bias": True}
-    factor, interpolates = args.get(FACTOR, _USUAL_FACTOR), (args.get(INTERPOLATION) or 1) != 1
-    scales, is_number = args.get(SCALES) or interpolates, type(factor) in (int, float) and _fits(FACTOR, factor)
-    if scales and not interpolates and not family.shared and is_number:
-        config["rope_scaling"] = {**LLAMA3, "factor": float(factor)}
-    elif scales or (family.shared and args.get("rope_type") != "rope"):
-        untold.append("rope_scaling")
+    scaling = _yarn(args) if family.shared else _llama3(args)
+    config |= {"rope_scaling": scaling} if scaling else {}
+    untold += ["rope_scaling"] if scaling is None else []
     return Configured(config, (*untold, *_TOKENS))
 
 
-def shape_of(tensors: Mapping[str, LazyTensor], layers: int) -> dict[str, Any]:
-    """Return the arguments that the tensors of a language model with so many layers say; none of other models."""
-    if EMBEDDINGS not in tensors or not layers:
-        return {}
-    rows, width = tensors[EMBEDDINGS].shape
-    return {LAYERS: layers, HIDDEN: width, PADDED: rows, UNTIED: HEAD in tensors}
-
-
-def is_unscaled(rope: Any) -> bool:
-    """Whether rotary embeddings are not scaled, by a key of the configuration: None, or one kind for all layers."""
-    if not isinstance(rope, Mapping):
-        return rope is None
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    return kind == "default" and not any(isinstance(value, Mapping) for value in rope.values())
-
-
-def llama3_factor(rope: Any) -> float | None:
-    """Return the factor of rotary embeddings that are scaled as Megatron-core does it; None for all others."""
-    if not isinstance(rope, Mapping):
+def scaling_arguments(rope: Any, *, is_latent: bool) -> dict[str, Any] | None:
+    """Return the arguments that say the scaling of rotary embeddings by a key of the configuration; None if none do."""
+    if not isinstance(rope, Mapping) or any(isinstance(value, Mapping) for value in rope.values()):
         return None
-    factor, stated = rope.get("factor"), {key: value for key, value in rope.items() if key not in _OF_ROPE}
-    return float(factor) if stated == LLAMA3 and isinstance(factor, (int, float)) else None
+    kind = rope.get(_ROPE_TYPE, rope.get("type", "default"))
+    if kind == "default":
+        return {_ROPE_TYPE: _ROPE} if is_latent else {}
+    stated = {key: value for key, value in rope.items() if key not in ("rope_theta", "type")} | {_ROPE_TYPE: kind}
+    if not is_latent:
+        args = {SCALES: True, FACTOR: stated.get("factor")}
+        return args if stated == _llama3(args) else None
+    # What transformers takes for numbers that are not there. It heeds mscale with mscale_all_dim only.
+    unscaled = {} if stated.get("mscale_all_dim") else {"mscale": 1.0, "mscale_all_dim": 0.0}
+    stated = {**_USUAL, _ORIGINAL: None, **unscaled, **stated}
+    args = {_ROPE_TYPE: _YARN, **{name: stated.get(key) for name, key in _OF_YARN.items()}}
+    return args if stated == _yarn(args) else None
 
 
-def _fits(name: str, value: Any) -> bool:
-    """Whether the value of an argument is one that a configuration can have: a number above 0."""
-    if value is None:
-        return True
-    return type(value) in (int, float) and math.isfinite(value) and value > 0
+def _llama3(args: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the scaling of rotary embeddings, empty if there is none; None for any other than that of Llama 3."""
+    factor, interpolates = args.get(FACTOR, 8.0), (args.get(INTERPOLATION) or 1) != 1
+    if not args.get(SCALES) and not interpolates:
+        return {}
+    return None if interpolates or factor is None or not _fits(factor) else {**_LLAMA3, "factor": float(factor)}
+
+
+def _yarn(args: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the scaling of latent attention, empty if there is none; None if the arguments do not say it.
+
+    Megatron-core scales the softmax with and without YaRN, transformers only with it. Without it, the configuration has
+    a YaRN with bounds that leave all frequencies as they are.
+    """
+    numbers: dict[str, Any] = {key: args.get(name) for name, key in _OF_YARN.items()}
+    numbers |= {key: args.get(key, value) for key, value in _USUAL.items()}
+    base, is_plain = args.get("rotary_base") or 0, args.get(_ROPE_TYPE) == _ROPE
+    # Releases before 0.14 have no such argument, and scale otherwise.
+    if _ROPE_TYPE not in args or any(number is None or not _fits(number or 1) for number in numbers.values()):
+        return None
+    factor, mscale, by = (numbers[key] for key in _OF_YARN.values())
+    if factor == 1 or (is_plain and not by):
+        return {}
+    if factor < 1 or (is_plain and not base):
+        return None
+    if is_plain:
+        numbers["mscale"] = mscale = by
+        numbers["beta_fast"] = numbers["beta_slow"] = numbers[_ORIGINAL] / (2 * math.pi * base**1.5)
+    if mscale != 1 and not (mscale and by):
+        numbers["attention_factor"] = (1 + 0.1 * mscale * math.log(factor)) / (1 + 0.1 * by * math.log(factor))
+    return {_ROPE_TYPE: _YARN, **numbers}
+
+
+def _fits(value: Any) -> bool:
+    """Whether a configuration can have this value of an argument: a number above 0, with which nothing overflows."""
+    return value is None or (type(value) in (int, float) and 0 < value < 1e30)
 
 
 def _experts(config: dict[str, Any], args: Mapping[str, Any], family: _Family) -> Configured:
     """Return `config` with the keys about experts."""
     layers = args[LAYERS]
-    untold: list[str] = []
     with_experts = _layers_with_experts(args.get("moe_layer_freq", 1), layers)
     dense = [number for number in range(layers) if number not in with_experts]
     config = {**config, family.experts: args["num_experts"]}
@@ -224,11 +241,9 @@ def _experts(config: dict[str, Any], args: Mapping[str, Any], family: _Family) -
         config["intermediate_size"] = config.pop("moe_intermediate_size", config.get("intermediate_size"))
         return Configured(config)
     config |= {"mlp_only_layers": dense, "decoder_sparse_step": 1}
-    if "moe_router_pre_softmax" in args:
-        config["norm_topk_prob"] = not args["moe_router_pre_softmax"]
-    else:
-        untold.append("norm_topk_prob")
-    return Configured(config, tuple(untold))
+    if "moe_router_pre_softmax" not in args:
+        return Configured(config, ("norm_topk_prob",))
+    return Configured({**config, "norm_topk_prob": not args["moe_router_pre_softmax"]})
 
 
 def _layers_with_experts(frequency: Any, layers: int) -> list[int]:

@@ -27,6 +27,7 @@ from ckptconv.features.joining.integrity import check_file
 from ckptconv.features.joining.names import named
 from ckptconv.features.megatron_core import fsdp
 from ckptconv.features.megatron_core.alone import COMMON, CONFIG_FILE
+from ckptconv.features.megatron_core.optimizers import optimizers_in
 from ckptconv.formats.registered import MEGATRON
 from ckptconv.formats.source import Wanted
 from ckptconv.formats.torch.file import read_torch
@@ -289,22 +290,11 @@ def facts(values: Mapping[str, Any]) -> dict[str, Any]:
     for key, shown in _SHOWN.items():
         if inner and type(inner.get(key)) is int:
             shown_facts[shown] = inner[key]
-    rate = _learning_rate(values.get("optimizer"), 0)
-    rate = inner.get("lr") if rate is None and inner else rate
-    if type(rate) in (int, float):
-        shown_facts["learning rate"] = rate
+    groups = [group for optimizer in optimizers_in(values.get("optimizer")) for group in optimizer.groups]
+    rates = [group["lr"] for group in (*groups, inner or {}) if group.get("lr") is not None]
+    if rates and type(rates[0]) in (int, float):
+        shown_facts["learning rate"] = rates[0]
     return shown_facts
-
-
-def _learning_rate(optimizer: Any, depth: int) -> Any:
-    """Return the first learning rate in the groups of an optimizer, or of the first of several."""
-    if not isinstance(optimizer, dict) or depth > _DEEPEST:
-        return None
-    groups = optimizer.get("param_groups")
-    if isinstance(groups, list) and groups and isinstance(groups[0], dict):
-        return groups[0].get("lr")
-    inner = (_learning_rate(inner_optimizer, depth + 1) for inner_optimizer in optimizer.values())
-    return next((rate for rate in inner if rate is not None), None)
 
 
 # ----------------------------------------------------------------------------------------------------- the optimizer

@@ -92,10 +92,8 @@ class Extra:
     def notes(self) -> list[str]:
         """Return notes for the user on the names."""
         joined = "The names are those of Megatron-core's parameters: gate and up, _w and _v, are joined."
-        return [
-            joined,
-            *([f"Left out of the record, because they are not plain data: {self.left}."] if self.left else []),
-        ]
+        left = [f"Left out of the record, because they are not plain data: {self.left}."] if self.left else []
+        return [joined, *left]
 
 
 def _bare(name: str) -> str:

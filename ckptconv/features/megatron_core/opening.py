@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckptconv.features.companions import reading
-from ckptconv.features.megatron_core.arguments import ADAPTER, EMBEDDINGS, HEAD, PADDED, configuration
+from ckptconv.features.megatron_core.arguments import ADAPTER, EMBEDDINGS, HEAD, PADDED, Configured, configuration
 from ckptconv.features.megatron_core.fsdp import FSDP
 from ckptconv.formats.registered import MEGATRON
 from ckptconv.formats.source import CONFIG, Source
@@ -18,7 +18,6 @@ from ckptconv.text import some
 _OF_MAPS = "megatron-"
 # A feature that knows where else the arguments of a training are, and the module that has `stated`.
 _ELSEWHERE = "megatron_bridge", "properties"
-_ADVICE = "Give the model's own with --config or --like."
 
 
 def opened(source: Source, settings: Mapping[str, Any], reaching: Mapping[str, Any]) -> Source:
@@ -33,30 +32,28 @@ def opened(source: Source, settings: Mapping[str, Any], reaching: Mapping[str, A
         or not map_name.startswith(_OF_MAPS)
         or settings.get("config")
         or source.reference
+        or reading.read_files(source, reaching.get("storage_options") or {}, CONFIG)
     ):
-        return source
-    if reading.read_files(source, reaching.get("storage_options") or {}, CONFIG):
         return source
     common = source.weights.get("common")
     args = common.get("args") if isinstance(common, Mapping) else None
-    where, said, note = f"{source.path}: args", "the arguments of the training, which do not say", ""
+    where, said, note, why = f"{source.path}: args", "the arguments of the training, which do not say", "", ""
     if not isinstance(args, Mapping):
-        module, why = of_feature(*_ELSEWHERE), ""
+        module = of_feature(*_ELSEWHERE)
         if module:
             args, path, note, why = module.stated(source.path, reaching.get("storage_options") or {})
             where, said = f"{path}: model", f"{path}, which does not say"
-        if not args:
-            why = f"it has no arguments of Megatron-LM{why and f', and {why}'}"
-            return _noting(source, f"No config.json was derived for {source.path}: {why}. {_ADVICE}")
-    derived = configuration(args, map_name)
-    if derived.config is None:
-        return _noting(source, f"No config.json was derived for {source.path}: {derived.reason}. {_ADVICE}")
+    lacking = Configured(None, reason=f"it has no arguments of Megatron-LM{why and f', and {why}'}")
+    derived = configuration(args, map_name) if args else lacking
     has_model = any(isinstance(leaf, LazyTensor) and ADAPTER not in name for name, leaf in source.weights.items())
     prefixes = [name.removesuffix(EMBEDDINGS) for name in source.weights if f".{name}".endswith(f".{EMBEDDINGS}")]
-    if has_model and len(prefixes) != 1:
-        why = f"{len(prefixes) or 'no'} tensors are called {EMBEDDINGS}, which would say the vocabulary"
-        return _noting(source, f"No config.json was derived for {source.path}: {why}. {_ADVICE}")
-    keys, untold = _of_weights(source, args, sizes, *prefixes)
+    if derived.config is not None and has_model and len(prefixes) != 1:
+        reason = f"{len(prefixes) or 'no'} tensors are called {EMBEDDINGS}, which would say the vocabulary"
+        derived = Configured(None, reason=reason)
+    if derived.config is None:
+        note = f"No config.json was derived for {source.path}: {derived.reason}."
+        return _noting(source, f"{note} Give the model's own with --config or --like.")
+    keys, untold = _of_weights(source, args or {}, sizes, *prefixes)
     keys_untold = some((*derived.untold, *untold), form=str)
     note = f"With --copy-config or --for-hub, config.json follows from {said} {keys_untold}. {note}".rstrip()
     config, files = {**derived.config, **keys}, {**source.companions, CONFIG: File(where, 0)}

@@ -53,10 +53,9 @@ def _stored(values: Any) -> Stored | None:
     if not isinstance(values, Mapping):
         return None
     inner = values.get("optimizer", values)
-    groups = inner.get("param_groups") if isinstance(inner, Mapping) else None
-    if not isinstance(inner, Mapping) or not isinstance(groups, list) or not groups:
-        return None
-    if not all(isinstance(group, Mapping) for group in groups):
+    inner = inner if isinstance(inner, Mapping) else {}
+    groups = inner.get("param_groups")
+    if not isinstance(groups, list) or not groups or not all(isinstance(group, Mapping) for group in groups):
         return None
     shared = inner.get("state")
     step = {_STEP: shared[_COMMON_STEP]} if isinstance(shared, Mapping) and _COMMON_STEP in shared else {}

@@ -11,19 +11,18 @@ from typing import Any, NamedTuple
 
 from ckptconv.features.megatron_core.arguments import (
     EMBEDDINGS,
-    FACTOR,
     GROUPS,
     HEAD,
     HEADS,
     HIDDEN,
     KEYS,
     LAYERS,
-    SCALES,
+    PADDED,
     UNTIED,
-    is_unscaled,
-    llama3_factor,
+    scaling_arguments,
 )
 from ckptconv.features.megatron_output.sharding import Sharded
+from ckptconv.tensors.lazy import LazyTensor
 
 # Keys that change what a model computes, and that no argument is derived of, if they have other values than these.
 _UNTOLD: Mapping[str, tuple[Any, ...]] = {
@@ -36,6 +35,8 @@ _UNTOLD: Mapping[str, tuple[Any, ...]] = {
     "final_logit_softcapping": (None,),
     "attn_logit_softcapping": (None,),
 }
+# Keys that say how rotary embeddings are scaled.
+_SCALING = ("rope_scaling", "rope_parameters")
 
 
 class Arguments(NamedTuple):
@@ -62,7 +63,7 @@ def arguments(stored: Sharded, config: Mapping[str, Any]) -> Arguments:
         GROUPS: groups,
         "group_query_attention": groups != heads,
         "kv_channels": config.get("head_dim") or hidden // heads,
-        "padded_vocab_size": rows,
+        PADDED: rows,
         "vocab_size": config.get("vocab_size", rows),
         UNTIED: HEAD in stored.tensors,
         "add_bias_linear": _has(names, "linear_proj.bias"),
@@ -102,13 +103,20 @@ def arguments(stored: Sharded, config: Mapping[str, Any]) -> Arguments:
     if further:
         values["mtp_num_layers"] = further
     untold = [key for key, usual in _UNTOLD.items() if config.get(key) is not None and config[key] not in usual]
-    for key in ("rope_scaling", "rope_parameters"):
-        factor = None if values["multi_latent_attention"] else llama3_factor(config.get(key))
-        if factor:
-            values |= {SCALES: True, FACTOR: factor}
-        elif not is_unscaled(config.get(key)):
-            untold.append(key)
+    stated = {key: config[key] for key in _SCALING if config.get(key) is not None}
+    for key, rope in (stated or {"": {}}).items():
+        scaling = scaling_arguments(rope, is_latent=values["multi_latent_attention"])
+        values |= scaling or {}
+        untold += [key] if scaling is None else []
     return Arguments(values, tuple(untold))
+
+
+def shape_of(tensors: Mapping[str, LazyTensor], layers: int) -> dict[str, Any]:
+    """Return the arguments that the tensors of a language model with so many layers say; none of other models."""
+    if EMBEDDINGS not in tensors or not layers:
+        return {}
+    rows, width = tensors[EMBEDDINGS].shape
+    return {LAYERS: layers, HIDDEN: width, PADDED: rows, UNTIED: HEAD in tensors}
 
 
 def _first(config: Mapping[str, Any], keys: tuple[str, ...]) -> Any:

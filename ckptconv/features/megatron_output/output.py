@@ -27,11 +27,11 @@ from ckptconv.features.dcp_output.output import output_with, with_states
 from ckptconv.features.joining.chunks import Box
 from ckptconv.features.joining.names import nest
 from ckptconv.features.megatron_core.alone import COMMON, CONFIG_FILE, RUN_CONFIG
-from ckptconv.features.megatron_core.arguments import ADAPTER, EMBEDDINGS, HEAD, shape_of
+from ckptconv.features.megatron_core.arguments import ADAPTER, EMBEDDINGS, HEAD
 from ckptconv.features.megatron_core.extra import BACKEND
 from ckptconv.features.megatron_core.fsdp import OF_RANKS
 from ckptconv.features.megatron_core.optimizers import schedule_of
-from ckptconv.features.megatron_output.arguments import arguments
+from ckptconv.features.megatron_output.arguments import arguments, shape_of
 from ckptconv.features.megatron_output.groups import SHARDING, has_two, optimizer_of
 from ckptconv.features.megatron_output.imitating import Form
 from ckptconv.features.megatron_output.kind import NUMBERED

@@ -9,6 +9,7 @@ which is empty unless they compute with 8-bit floats; the loader asks for each.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
@@ -71,7 +72,7 @@ class Sharded(NamedTuple):
         own = shape[axes:]
         step = max(1, -(-own[0] // chunks)) if own else 1
         starts = range(0, own[0], step) if own and own[0] else (0,)
-        for cell in _cells(shape[:axes]):
+        for cell in itertools.product(*map(range, shape[:axes])):
             for start in starts:
                 size = (min(step, own[0] - start), *own[1:]) if own else ()
                 yield Box((*cell, *((start, *(0 for _ in own[1:])) if own else ())), (*(1 for _ in cell), *size))
@@ -214,15 +215,6 @@ def _stack(tensors: list[LazyTensor]) -> LazyTensor:
     return views[0] if len(views) == 1 else Concat(tuple(views), 0)
 
 
-def _cells(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Yield the places in a grid of this `shape`, the last axis first."""
-    if not shape:
-        yield ()
-        return
-    for cell in _cells(shape[:-1]):
-        yield from ((*cell, number) for number in range(shape[-1]))
-
-
 def _objects(tensors: Mapping[str, LazyTensor], axes: Mapping[str, int], implementation: str) -> Iterator[str]:
     """Yield the names of the objects of modules: the module, and a number and a count for each leading axis."""
     for name, tensor in tensors.items():
@@ -232,5 +224,5 @@ def _objects(tensors: Mapping[str, LazyTensor], axes: Mapping[str, int], impleme
         if module == name or ADAPTER in name or not (_LINEAR.fullmatch(module) or is_norm):
             continue
         grid = tensor.shape[: axes[name]] or (1,)
-        for cell in _cells(grid):
+        for cell in itertools.product(*map(range, grid)):
             yield f"{module}{_STATE}/shard_{'.'.join(map(str, cell))}_{'.'.join(map(str, grid))}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from checkpoints import Run, ckptconv_here, done
 from effort import every
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
-from ckptconv.features.megatron_core.arguments import EMBEDDINGS, HEAD, configuration
+from ckptconv.features.megatron_core.arguments import EMBEDDINGS, HEAD, configuration, scaling_arguments
 from ckptconv.options.table import OPTIONS
 
 ARGS: dict[str, Any] = {
@@ -33,7 +34,8 @@ LATENT: dict[str, Any] = {
     **EXPERTS, "multi_latent_attention": True, "q_lora_rank": None, "kv_lora_rank": 4, "qk_head_dim": 4,
     "qk_pos_emb_head_dim": 2, "v_head_dim": 4, "moe_shared_expert_intermediate_size": 12, "rope_type": "rope",
     "moe_router_score_function": "sigmoid", "moe_router_enable_expert_bias": True, "moe_router_num_groups": None,
-    "moe_router_group_topk": None, "moe_router_topk_scaling_factor": None,
+    "moe_router_group_topk": None, "moe_router_topk_scaling_factor": None, "rotary_scaling_factor": 1.0,
+    "mscale": 1.0, "mscale_all_dim": 0.0,
 }  # fmt: skip
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -77,8 +79,12 @@ SCALING = {
     [
         ("megatron-qwen3", {"max_position_embeddings": None}, "max_position_embeddings"),
         ("megatron-qwen3", {"use_rope_scaling": True, "rope_scaling_factor": None}, "rope_scaling"),
-        ("megatron-deepseek_v3", {**LATENT, "use_rope_scaling": True}, "rope_scaling"),
-        ("megatron-deepseek_v3", {**LATENT, "rope_type": "yarn"}, "rope_scaling"),
+        ("megatron-qwen3", {"rotary_seq_len_interpolation_factor": 2}, "rope_scaling"),
+        # Releases before 0.14, which have no argument rope_type, scale latent attention otherwise.
+        ("megatron-deepseek_v3", {key: value for key, value in LATENT.items() if key != "rope_type"}, "rope_scaling"),
+        ("megatron-deepseek_v3", {**LATENT, "mscale": None}, "rope_scaling"),
+        ("megatron-deepseek_v3", {**LATENT, "rotary_scaling_factor": float("nan")}, "rope_scaling"),
+        ("megatron-deepseek_v3", {**LATENT, "rope_type": "yarn", "rotary_scaling_factor": 0.5}, "rope_scaling"),
     ],
 )
 def test_keys_that_no_argument_says_are_named(map_name: str, change: dict[str, Any], key: str) -> None:
@@ -93,6 +99,127 @@ def test_scaled_rotary_embeddings_are_those_of_llama_3(change: dict[str, Any], f
     config, untold, _ = configuration(scaled, "megatron-llama")
     assert config is not None
     assert (config["rope_scaling"], untold) == ({**SCALING, "factor": factor}, TOKENS)
+
+
+def scaling_of(change: dict[str, Any]) -> Any:
+    """How rotary embeddings of a model with latent attention are scaled, if they are; everything else is told."""
+    config, untold, _ = configuration({**ARGS, **LATENT, **change}, "megatron-deepseek_v3")
+    assert config is not None
+    assert untold == TOKENS
+    return config.get("rope_scaling")
+
+
+YARN = {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1}
+
+
+@every(
+    "mscale, all_dim, further",
+    [
+        (1.0, 1.0, {}),
+        (0.707, 1.0, {}),
+        (1.0, 0.0, {}),
+        # transformers heeds mscale with mscale_all_dim only.
+        (0.5, 0.0, {"attention_factor": 0.1 * 0.5 * math.log(40) + 1}),
+        (0, 1.0, {"attention_factor": 1 / (0.1 * math.log(40) + 1)}),
+    ],
+)
+def test_latent_attention_is_scaled_by_yarn(mscale: float, all_dim: float, further: dict[str, float]) -> None:
+    numbers = {"rotary_scaling_factor": 40.0, "mscale": mscale, "mscale_all_dim": all_dim}
+    expected = {**YARN, "mscale": mscale, "mscale_all_dim": all_dim, **further}
+    # Without a type, Megatron-core scales latent attention by YaRN.
+    for rope_type in ("yarn", None):
+        assert scaling_of({"rope_type": rope_type, **numbers}) == expected
+    own = {"original_max_position_embeddings": 512, "beta_fast": 8, "beta_slow": 2}
+    assert scaling_of({"rope_type": "yarn", **numbers, **own}) == {**expected, **own}
+
+
+@every("change", [{"rope_type": "yarn"}, {"rotary_scaling_factor": 40.0}, {"mscale_all_dim": 1.0}])
+def test_latent_attention_without_a_factor_is_not_scaled(change: dict[str, Any]) -> None:
+    assert scaling_of(change) is None
+    # GPTModel scales no rotary embeddings of latent attention.
+    assert scaling_of({**change, "use_rope_scaling": True}) is None
+
+
+@every("base, all_dim", [(10000, 1.0), (500000.0, 0.707), (10, 2.0)])
+def test_a_softmax_that_alone_is_scaled_has_a_yarn_that_changes_no_frequency(base: float, all_dim: float) -> None:
+    numbers = {"rotary_scaling_factor": 40.0, "mscale": 0.5, "mscale_all_dim": all_dim}
+    scaling = scaling_of({"rope_type": "rope", "rotary_base": base, **numbers})
+    assert (scaling["rope_type"], scaling["factor"]) == ("yarn", 40.0)
+    # Their ratio scales cosines and sines, mscale_all_dim the softmax.
+    assert (scaling["mscale"], scaling["mscale_all_dim"]) == (all_dim, all_dim)
+    assert "attention_factor" not in scaling
+    for width in (4, 8, 64, 128):
+        turns = [scaling["original_max_position_embeddings"] / (scaling[key] * 2 * math.pi) for key in BOUNDS]
+        low, high = (width * math.log(turn) / (2 * math.log(base)) for turn in turns)
+        # As in YaRN, frequencies are interpolated from `low` on, and those of a head are half as many as its width.
+        assert width // 2 - 1 <= math.floor(low) <= min(math.ceil(high), width - 1)
+
+
+BOUNDS = ("beta_fast", "beta_slow")
+# As DeepSeek V3 says it.
+OWN = {
+    "type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1,
+    "mscale": 1.0, "mscale_all_dim": 1.0,
+}  # fmt: skip
+
+
+def without(*keys: str) -> dict[str, Any]:
+    return {key: value for key, value in OWN.items() if key not in keys}
+
+
+@every(
+    "rope",
+    [
+        OWN,
+        {**OWN, "rope_theta": 10000.0, "rope_type": "yarn"},
+        without("beta_fast", "beta_slow"),
+        # Without mscale_all_dim, transformers heeds no mscale.
+        without("mscale", "mscale_all_dim"),
+        {**without("mscale"), "mscale_all_dim": 0},
+        {**OWN, "mscale": 0.5, "mscale_all_dim": 0, "attention_factor": 0.1 * 0.5 * math.log(40) + 1},
+    ],
+)
+def test_arguments_say_the_yarn_of_a_configuration(rope: dict[str, Any]) -> None:
+    args = scaling_arguments(rope, is_latent=True)
+    assert args is not None
+    assert (args["rope_type"], args["rotary_scaling_factor"]) == ("yarn", 40)
+    assert args.keys() == {"rope_type", "rotary_scaling_factor", "mscale", "mscale_all_dim"}
+    back = scaling_of(args)
+    filled = {"mscale": 1.0, "mscale_all_dim": 0.0} if "mscale" not in rope else {}
+    assert back == {**YARN, **filled, **{key: rope[key] for key in rope if key not in ("type", "rope_theta")}}
+
+
+@every(
+    "rope",
+    [
+        # No argument of Megatron-LM says these.
+        {**OWN, "beta_fast": 1},
+        {**OWN, "original_max_position_embeddings": 8192},
+        without("original_max_position_embeddings"),
+        {**OWN, "truncate": False},
+        {**OWN, "attention_factor": 1.5},
+        # Megatron-core heeds these, and transformers does not.
+        without("mscale"),
+        {**without("mscale_all_dim"), "mscale": 0.5},
+        {**OWN, "factor": None},
+        {**OWN, "factor": "40"},
+        {**OWN, "factor": 0.5},
+        {**OWN, "type": "linear"},
+        {"full_attention": OWN},
+        [OWN],
+    ],
+)
+def test_no_arguments_are_guessed(rope: Any) -> None:
+    assert scaling_arguments(rope, is_latent=True) is None
+    assert scaling_arguments(rope, is_latent=False) is None
+
+
+def test_a_configuration_without_scaling_has_arguments_that_say_so() -> None:
+    for rope in ({}, {"rope_type": "default", "rope_theta": 10000.0}):
+        args = scaling_arguments(rope, is_latent=True)
+        assert args is not None
+        assert scaling_of(args) is None
+        assert scaling_arguments(rope, is_latent=False) == {}
 
 
 @every(

@@ -22,7 +22,7 @@ from ckptconv.options.table import OPTIONS
 DATA = Path(__file__).parents[1] / "maps" / "data"
 pytestmark = pytest.mark.skipif("map" not in OPTIONS, reason="there are no maps")
 # Keys that no argument says, and that follow from the family: they do not come back.
-LOST = {"attention_dropout", "torch_dtype", "sliding_window", "attention_bias", "head_dim", "rope_scaling"}
+LOST = {"attention_dropout", "torch_dtype", "sliding_window", "attention_bias", "head_dim"}
 CLASSES = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
