@@ -52,6 +52,11 @@ def mapped(chosen: Selected, map_: ChosenMap | None, options: Options, reference
     try:
         applied = map_.apply(with_owners(chosen.tensors, chosen.owners), shapes, cast)
     except UnknownNamesError as error:
+        if chosen.unmapped is None and (options.strip_prefix or options.rename):
+            first = (
+                "--strip-prefix and --rename change names before the map does, so the results must be names of the map."
+            )
+            raise UnknownNamesError(error.message, f"{first} {error.hint}") from None
         if chosen.unmapped is None:
             raise
         hint = "The map comes after the part is taken. Convert with the map first, and take the part of that output."

@@ -116,6 +116,11 @@ def test_names_that_a_map_lacks_first_raise_the_question_whether_it_is_the_right
     assert str(caught.value).count("'blocks.0.other.weight'") == 1
     assert "It takes the names for those of its side 'olmo'." in caught.value.message
     assert caught.value.hint.startswith("Is this the right map? No other built-in map has all of the names. If it is:")
+    renaming = {"rename": [r"other\.weight=more.weight"]}
+    with pytest.raises(UsageError, match=r"'blocks\.0\.more\.weight'") as caught:
+        convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", map="olmo_core-llama", **renaming)
+    first = "--strip-prefix and --rename change names before the map does, so the results must be names of the map."
+    assert caught.value.hint.startswith(f"{first} Is this the right map?")
     # A file of the user's is the right one: it says how the other names stay.
     (tmp_path / "my.toml").write_text("[[rule]]\nold = 'blocks.0.other.weight'\nnew = 'w'\n")
     with pytest.raises(UsageError, match="no rule for 7 of the tensors") as caught:
