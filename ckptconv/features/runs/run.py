@@ -111,9 +111,12 @@ def run_at(place: Location) -> Run:
     run = next((run for run in in_folders if run.steps), run)
     if run.steps:
         return _of_one(run)
-    advice = f"Name the directory that the steps are in{f': {inside(place, several[0])}' if several else ''}."
+    around = _steps_around(place)
+    of_steps = inside(place, several[0]) if several else place.parent.path or "." if around else ""
+    advice = f"Name the directory that the steps are in{of_steps and f': {of_steps}'}."
     if _is_checkpoint(place):
-        raise UsageError(f"{place} is one step of a run, where the directory of the run was expected.", advice)
+        called = "one step of a run" if around or is_of_step(place.name) else "a checkpoint"
+        raise UsageError(f"{place} is {called}, where the directory of a run was expected.", advice)
     raise UsageError(f"{place} has no steps: no directory or file in it has the number of a step in its name.", advice)
 
 

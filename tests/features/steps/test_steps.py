@@ -211,7 +211,16 @@ ONE_STEP: dict[str, Callable[[Path], Path]] = {
 @every("name", ["step-100", "final"])
 def test_a_step_of_any_family_is_not_a_run(name: str, family: str, tmp_path: Path) -> None:
     step = ONE_STEP[family](tmp_path / name)
-    steps(step).refused(2, f"{step} is one step of a run, where the directory of the run was expected.")
+    called = "one step of a run" if name == "step-100" else "a checkpoint"
+    steps(step).refused(2, f"{step} is {called}, where the directory of a run was expected.")
+
+
+def test_the_run_of_a_step_is_named(tmp_path: Path) -> None:
+    for number in (10, 20):
+        _of_hugging_face(tmp_path / "run" / f"checkpoint-{number}")
+    wanted = f"Name the directory that the steps are in: {tmp_path / 'run'}."
+    steps(tmp_path / "run" / "checkpoint-10").refused(2, wanted)
+    assert f"last good: {tmp_path / 'run' / 'checkpoint-20'}" in steps(tmp_path / "run").out
 
 
 def test_ranks_of_a_torn_step_are_no_steps(tmp_path: Path) -> None:
@@ -219,7 +228,7 @@ def test_ranks_of_a_torn_step_are_no_steps(tmp_path: Path) -> None:
     step.mkdir()
     for rank in range(4):
         torch.save({}, step / f"model_{rank}.pt")
-    steps(step).refused(2, "Name the directory that the steps are in.")
+    steps(step).refused(2, f"Name the directory that the steps are in: {tmp_path}.")
 
 
 def test_files_named_by_step_are_steps_with_their_optimizers(tmp_path: Path) -> None:
