@@ -15,7 +15,7 @@ OTHER_OPTIONS = {
     "--dtype": "It is --as DTYPE here.",
     "--tensor --tensors --name": "Use --include NAME.",
     "--keys --names --all --list --full": (
-        "Use --key PATH for a part. ckptconv inspect --verbose shows the name of every tensor."
+        "Use --key PATH for a part. ckptconv inspect -v shows the name of every tensor."
     ),
 }
 OTHER_WORDS = {

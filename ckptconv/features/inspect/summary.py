@@ -16,7 +16,7 @@ from ckptconv.cli.registered import COMMANDS
 from ckptconv.features.inspect.module_tree import ModuleInfo, totals, tree
 from ckptconv.features.reporting.quantized import QuantizedSummary
 from ckptconv.features.reporting.tensor_info import TensorInfo
-from ckptconv.formats.source import NOT_CONVERTED, Source
+from ckptconv.formats.source import NOT_CONVERTED, THEIR_STATES_ARE_CONVERTED, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import computed, selection
 from ckptconv.outputs.naming import tree_of
@@ -308,7 +308,7 @@ def summarize(
 
 
 def _reworded(note: str) -> str:
-    return note.replace(NOT_CONVERTED, NOT_READ)
+    return note.replace(NOT_CONVERTED, NOT_READ).replace(THEIR_STATES_ARE_CONVERTED, "")
 
 
 def _values(*trees: Any) -> Iterator[tuple[str, Value]]:

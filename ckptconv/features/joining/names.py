@@ -235,5 +235,5 @@ def named_in(where: object, name: str) -> str:
 
 def left_by_key(shown: str, keys: Sequence[str], has_states: bool) -> str:
     """Return the note on parts, `shown` in words, that only their `keys` convert, or --optimizer if it `has_states`."""
-    how, these = THEIR_STATES_ARE_CONVERTED if has_states else "", "it" if len(keys) == 1 else "one of them"
+    how, these = THEIR_STATES_ARE_CONVERTED if has_states else "", "it" if len(keys) == 1 else "one of these parts"
     return f"{NOT_CONVERTED}{shown}. Use {how}--key {keys[0]} for {these}, or --key . for everything."
