@@ -279,9 +279,9 @@ def other_save(message: str) -> CorruptError:
 
 def lacking(where: str, missing: list[int], files: Mapping[int, str]) -> CorruptError:
     """Return the error for ranks without a file; `files` are those that exist."""
-    noun = "rank" if len(missing) == 1 else "ranks"
+    noun, held = ("rank" if len(ranks) == 1 else "ranks" for ranks in (missing, files))
     return CorruptError(
-        f"{where} holds files of {len(files)} ranks, and lacks {'that' if len(missing) == 1 else 'those'} of {noun} "
+        f"{where} holds files of {len(files)} {held}, and lacks {'that' if len(missing) == 1 else 'those'} of {noun} "
         f"{some(missing, form=str)}.",
         "Copy the files of all ranks to one place.",
     )

@@ -11,4 +11,4 @@ PAGES = ()
 # Features that this one builds on: without them, it is gone too.
 NEEDS = ("companions", "configs", "model_facts")
 # Reasons why files with weights are left: they may have been meant.
-WEIGHTS, STEP = "other weights", "another step, by its name"
+WEIGHTS, STEP = "other weights", "named like another step"

@@ -80,7 +80,7 @@ def test_an_earlier_output_beside_the_steps_of_a_run_is_read_with_a_warning(tmp_
 def test_the_directory_of_an_optimizer_is_no_step() -> None:
     assert [reason_of(name, "directory") for name in ("optimizer_0", "step_100", "onnx")] == [
         "folders are not copied",
-        "another step, by its name",
+        "named like another step",
         "folders are not copied",
     ]
 
@@ -175,7 +175,7 @@ def test_the_name_of_a_file_tells_what_it_is_for(name: str, reason: str) -> None
 def test_a_folder_with_the_name_of_a_step_is_said_to_be_one() -> None:
     steps = ("10", "step-10", "global_step20", "checkpoint-500", "epoch=3", "onnx", "1_Pooling", "llama-3b")
     assert [name for name in steps if reason_of(name, "directory") == "folders are not copied"] == [*steps[5:]]
-    assert reason_of("10", "directory") == "another step, by its name"
+    assert reason_of("10", "directory") == "named like another step"
 
 
 def test_inspect_lists_the_files_of_a_model_by_their_roles(source: Path) -> None:
