@@ -22,7 +22,7 @@ _MANY = "" if missing("output_dir") else "; with --output-dir, every argument is
 OTHER_WORDS = {
     "convert": (
         *("to", "cast", "reshard", "consolidate", "unshard", "join", "merge-shards", "save", "export"),
-        *("concat", "combine", "merge-tp", "tp-merge", "orbax2safetensors", "convert-checkpoint"),
+        *("concat", "combine", "merge-tp", "tp-merge", "orbax2safetensors", "convert-checkpoint", "merge-weights"),
     ),
     "convert --dtype bf16": ("bf16", "fp16", "half"),
     "convert --rename REGEX=REPL": ("rename", "rename-keys", "strip-prefix"),

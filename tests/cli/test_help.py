@@ -165,6 +165,7 @@ MEANT = {
     "half": "convert --dtype bf16",
     "huggingface-cli": "convert hf://organization/model",
     "merge-tp": "convert",
+    "merge-weights": "convert",
     **{word: meant for words in of_features("MEANT") for word, meant in words.items()},
 }
 

@@ -11,7 +11,7 @@ from ckptconv.cli.options import CONVERTING_SEVERAL, divided, named, taking
 from ckptconv.features.merge.options import MERGING, SCALING
 
 OTHER_WORDS = {
-    "merge": ("merge-weights", "merge-lora", "merge-adapter", "merge-and-unload", "lora", "fuse", "mergekit"),
+    "merge": ("merge-lora", "merge-adapter", "merge-and-unload", "lora", "fuse", "mergekit"),
 }
 # Messages on options of other programs.
 OTHER_OPTIONS = {

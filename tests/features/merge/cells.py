@@ -63,7 +63,7 @@ WAYS: dict[str, list[list[str]]] = {
 # Words that lack something, and what is said.
 LACKING = [("merge a b", "at least one ADAPTER")]
 # What people call it, and options of other programs.
-MEANT = {"merge-weights": "merge"}
+MEANT = {"merge-lora": "merge"}
 OTHER_OPTIONS = dict.fromkeys(("--base", "--merge-weights"), "ckptconv merge BASE ADAPTER OUTPUT")
 
 
