@@ -36,6 +36,12 @@ def _grafted(chosen: Selected, source: Source, options: Options, reference: Sele
                 "Leave them out with --exclude, or graft fewer.",
             )
         added.update(graft.tensors)
+    if uncut := _uncut(added, chosen, options):
+        raise UsageError(
+            f"--graft adds {some(uncut, 3)}, but --key and --strip-prefix cut such names of {source.path}: those of a "
+            "graft stay as they are.",
+            "Convert the graft first, with the same --key and --strip-prefix, and graft that output.",
+        )
     note = "; ".join(f"{count_of(len(graft.tensors), 'tensor')} of {graft.source.path}" for graft in grafts)
     kept = chosen.uncastable | added.keys()
     further = _further(added, chosen, source)
@@ -55,6 +61,15 @@ def _grafted(chosen: Selected, source: Source, options: Options, reference: Sele
     if further is None:
         return chosen
     return configured(chosen, source, lambda config: edited(config, *further), is_told=False)
+
+
+def _uncut(added: Iterable[str], chosen: Selected, options: Options) -> list[str]:
+    """Return the `added` names that --key or --strip-prefix would cut, if they were the source's."""
+    under = f"{options.key}." if options.key not in ("", ".") else ""
+    prefixes = {under, options.strip_prefix, under + options.strip_prefix} - {""}
+    cut = tuple(prefix for prefix in prefixes if not any(name.startswith(prefix) for name in chosen.tensors))
+    own = {under + name for name in chosen.first.known if prefixes and name.startswith(options.strip_prefix)}
+    return [name for name in added if name.startswith(cut) or name in own]
 
 
 def _further(added: Iterable[str], chosen: Selected, source: Source) -> tuple[int, int] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
+import shlex
 from collections.abc import Collection, Iterator, Mapping
 
 from ckptconv.errors import UnsupportedError, UsageError
@@ -44,12 +45,16 @@ def _quantized(chosen: Selected, source: Source, options: Options, reference: Se
     asked = Quantizing.of(options)
     path, name = source.path, asked.quantize or asked.requantize
     if not name and asked.keep:
-        # Only convert grafts, what is there: an average is written first.
-        whole = "MODEL" if command_of(source.computed) else source.path
+        # Grafts have the names that REF has, and only convert takes them.
+        is_plain = not options.key and chosen.unmapped is None and all(a == b for a, b in chosen.names.items())
+        ref = path if is_plain and not command_of(source.computed) else "CONVERTED"
+        dtype = options.dtype if options.dtype not in (None, "keep") else "bf16"
+        globs = "".join(f" --exclude {shlex.quote(glob)}" for glob in asked.keep)
+        grafts = "".join(f" --graft {shlex.quote(f'{ref}:{glob}')}" for glob in asked.keep)
         raise UsageError(
             "--keep has no effect without --quantize: it names weights that are not quantized.",
-            f"To leave tensors in their dtype: ckptconv convert {whole} OUTPUT --dtype bf16 --exclude GLOB --graft "
-            f"'{whole}:GLOB'.",
+            f"To leave tensors in their dtype{'' if ref == path else ', first write CONVERTED without --keep, --dtype'}"
+            f": ckptconv convert {shlex.quote(ref)} OUTPUT --dtype {dtype}{globs}{grafts}.",
         )
     if not name:
         return chosen

@@ -266,7 +266,7 @@ def test_without_quantization_keep_is_met_with_a_conversion_of_the_average() -> 
     if "keep" not in OPTIONS:
         pytest.skip("no feature quantizes")
     names = saved(model(0), model(1))
-    hint = "ckptconv convert MODEL OUTPUT --dtype bf16 --exclude GLOB --graft 'MODEL:GLOB'"
+    hint = "CONVERTED OUTPUT --dtype bf16 --exclude x --graft CONVERTED:x"
     ckptconv_here("average", *names, "out", "--keep", "x").refused(2, "--keep has no effect", hint)
 
 

@@ -12,7 +12,7 @@ from features.model_facts import models
 from features.model_facts.models import converted
 
 import ckptconv
-from ckptconv.errors import CkptconvError
+from ckptconv.errors import CkptconvError, UsageError
 
 
 def test_tensors_are_added_as_they_are(tmp_path: Path) -> None:
@@ -53,6 +53,26 @@ def test_what_a_user_gets_wrong_is_said(
     assert [word for word in words if word not in str(error.value)] == []
     assert "Nothing was written." in str(error.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_names_that_the_command_cuts_from_those_of_its_input_are_refused(tmp_path: Path) -> None:
+    state = {name: torch.ones(2, 2) for name in ("module.w", "module.norm")}
+    torch.save({"model": state}, tmp_path / "m.pt")
+    torch.save({"model": {"model.w": torch.ones(2), "model.norm": torch.ones(2)}}, tmp_path / "twice.pt")
+    torch.save(state, tmp_path / "bare.pt")
+    both = {"key": "model", "strip_prefix": "module."}
+    for name, ref, options in [
+        ("m.pt", "m.pt:*norm", both),
+        ("m.pt", "bare.pt:*norm", both),
+        ("bare.pt", "bare.pt:*norm", {"strip_prefix": "module."}),
+        ("twice.pt", "twice.pt:*norm", {"key": "model"}),
+    ]:
+        with pytest.raises(UsageError, match="but --key and --strip-prefix cut such names of") as error:
+            ckptconv.convert(tmp_path / name, tmp_path / "o", graft=f"{tmp_path / ref}", exclude="*norm", **options)
+        assert "Convert the graft first, with the same --key and --strip-prefix" in error.value.hint
+    ckptconv.convert(tmp_path / "m.pt", tmp_path / "first.safetensors", fsync=False, **both)
+    options = {"graft": f"{tmp_path / 'first.safetensors'}:norm", "exclude": "*norm", "dtype": "bf16"}
+    assert converted(tmp_path / "m.pt", tmp_path / "o", **options, **both)[0].keys() == {"w", "norm"}
 
 
 def test_layers_that_do_not_follow_are_refused(tmp_path: Path) -> None:

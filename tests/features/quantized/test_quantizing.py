@@ -345,14 +345,6 @@ def test_values_that_are_no_tensors_are_named_in_a_note(tmp_path: Path) -> None:
     assert not [warning for warning in report.warnings if "epoch" in warning]
 
 
-def test_keep_without_quantize_is_met_with_how_a_tensor_keeps_its_dtype(tmp_path: Path) -> None:
-    model = tmp_path / "model.safetensors"
-    save_file({"w": torch.ones(2, 2), "norm": torch.ones(2)}, model)
-    with pytest.raises(UsageError, match="--keep has no effect without --quantize") as caught:
-        ckptconv.convert(model, tmp_path / "out", dtype="bf16", keep="norm")
-    assert f"--dtype bf16 --exclude GLOB --graft '{model}:GLOB'" in caught.value.hint
-
-
 def test_the_experts_of_mlx_are_said_to_stay_and_to_be_for_no_other_program(tmp_path: Path) -> None:
     torch.manual_seed(0)
     experts, linear = "model.layers.0.mlp.switch_mlp.up_proj.weight", "model.layers.0.mlp.gate_proj.weight"
