@@ -198,7 +198,8 @@ if not TYPE_CHECKING:  # else every name would be right
 
     def __getattr__(name: str) -> Any:
         if name not in _HOMES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            meant = ". Did you mean CkptconvError?" if name.endswith("Error") else ""
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{meant}")
         import importlib
 
         module, attribute = _HOMES[name]

@@ -168,6 +168,24 @@ assert "torch" not in sys.modules
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_a_guessed_name_of_an_error_leads_to_the_one_that_there_is() -> None:
+    for name, said in (("Error", "no attribute 'Error'. Did you mean CkptconvError?"), ("opne", "attribute 'opne'$")):
+        with pytest.raises(AttributeError, match=said.replace("?", r"\?")):
+            getattr(ckptconv, name)
+    assert issubclass(ckptconv.CkptconvError, Exception)
+
+
+def test_dtypes_for_some_tensors_lead_to_the_way_to_keep_theirs() -> None:
+    way = "leaves some tensors as they are with exclude=GLOB, graft='INPUT:GLOB'"
+    for dtype in ({"*norm*": "fp32"}, "*norm*=fp32", "bf16,fp32"):
+        with pytest.raises(UsageError, match="dtype") as caught:
+            Options(dtype=dtype)  # type: ignore[arg-type]
+        assert (way in str(caught.value)) is not bool(registered.missing("graft"))
+    with pytest.raises(UsageError) as caught:
+        Options(dtype="bf17")
+    assert "graft" not in str(caught.value)
+
+
 def test_options_are_values() -> None:
     options = Options(dtype="bf16", include="a", storage_options={"anon": True}, jobs="1")
     assert pickle.loads(pickle.dumps(options)) == options

@@ -251,7 +251,8 @@ class _Overwriting(TypedDict, total=False):
     """Convert, Average, Diff, Finish, Inspect, Merge, Patch, Rows, Verify."""
 
     overwrite: bool
-    """Replace files of other programs too, if they have the very names of the output's files."""
+    """Replace files of other programs too, if they have the very names of the output's files. A file that -o names is
+    replaced without it."""
 
 
 class _Attesting(TypedDict, total=False):

@@ -149,18 +149,23 @@ def dtype_name(value: Any, called: str) -> str:
     text = value if isinstance(value, str) else str(value)
     if not isinstance(value, str):
         if not text.startswith("torch."):
-            raise UsageError(
-                f"{called} {brief(value)} is not a dtype.", "Give the name of a dtype, or a dtype of torch."
-            )
+            hint = f"Give the name of a dtype, or a dtype of torch.{_of_some(called)}"
+            raise UsageError(f"{called} {brief(value)} is not a dtype.", hint)
         text = text.removeprefix("torch.")
     name = SHORT_DTYPES.get(text.lower(), text.lower())
     return name if name in DTYPES else text
 
 
+def _of_some(called: str) -> str:
+    """Return advice on tensors that keep their dtype; "" if no feature takes them."""
+    way = "--exclude GLOB --graft INPUT:GLOB" if called.startswith("-") else "exclude=GLOB, graft='INPUT:GLOB'"
+    return "" if missing("graft") else f" A conversion leaves some tensors as they are with {way}."
+
+
 def _dtype(value: Any, called: str) -> str:
     name = dtype_name(value, called)
     if name not in DTYPES:
-        hint = "Give fp32, bf16, fp16 or keep."
+        hint = f"Give fp32, bf16, fp16 or keep.{_of_some(called) if re.search('[*=:,]', name) else ''}"
         if _CODES.match(name) and not missing("quantize"):
             way = "--quantize fp8-block" if called.startswith("-") else "quantize='fp8-block'"
             hint += f" To write codes and scales, use another option, such as {way}."
