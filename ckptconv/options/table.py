@@ -170,7 +170,8 @@ class Options(Given):
     clobber: bool = option(FLAG, "Refuse to replace an output.", default=True, group=OUTPUT)
     overwrite: bool = option(
         FLAG,
-        "Replace files of other programs too, if they have the very names of the output's files.",
+        "Replace files of other programs too, if they have the very names of the output's files. A file that -o names "
+        "is replaced without it.",
         group=OUTPUT,
     )
     checksum: bool = _running(FLAG, "Check the checksums that the input records, for all data that is read.")
