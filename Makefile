@@ -1,5 +1,7 @@
 # Everything happens in .venv, which `make install` fills; the other targets make it when it is not there.
 PYTHON ?= python3
+# That of MaxText, which needs a later one.
+MAXTEXT_PYTHON ?= python3.12
 # A worker takes tests in their order, from another when it has none left: what a module's tests share is made once.
 # One more than there are cores: tests wait for disks and servers.
 PYTEST_FLAGS ?= -n $(shell $(PYTHON) -c 'import os; print(min(4, os.cpu_count() + 1))') --dist worksteal
@@ -12,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE :=
 AZURITE := build/azurite/node_modules/.bin/azurite-blob
 AXE := build/axe/node_modules/axe-core/axe.min.js
 
-.PHONY: grammar help install demo test thorough coverage test-pythons test-azure test-page test-deepspeed test-dcp test-trainers test-formats test-kills test-maps test-megatron test-vllm test-grammar without without-turn mutants fuzz lint format man bench docs dist clean
+.PHONY: grammar help install demo test thorough coverage test-pythons test-azure test-page test-deepspeed test-dcp test-trainers test-formats test-kills test-maps test-maxtext test-megatron test-vllm test-grammar without without-turn mutants fuzz lint format man bench docs dist clean
 
 help:
 	@echo "make install   the development environment, in $(VENV)"
@@ -29,6 +31,7 @@ help:
 	@echo "make test-formats   Orbax and others save new checkpoints, and read what we read"
 	@echo "make test-kills   savers that are killed while they save: their loaders take what steps calls good"
 	@echo "make test-maps   torchtitan, Megatron-core, transformers and others make what the maps make"
+	@echo "make test-maxtext   MaxText saves steps that the maps convert, and transformers has its logits: needs Python 3.12"
 	@echo "make test-megatron   Megatron-core loads steps that we write, with tensor, pipeline and expert parallelism"
 	@echo "make test-vllm   vLLM's own loader reads layers of multi-token prediction that we graft, without a GPU"
 	@echo "make test-grammar   the table of scan's productions beside all libraries that it lists, and traps for these"
@@ -112,6 +115,11 @@ build/kills-more: build/trainers-tools
 test-maps: build/maps-tools build/maps-old build/maps-more build/maps-titan build/maps-maxtext
 	$</bin/python scripts/record_maps.py --old build/maps-old --more build/maps-more --titan build/maps-titan --maxtext build/maps-maxtext $(MAPS_FLAGS)
 	$</bin/python scripts/module_orders.py --old build/maps-old
+
+test-maxtext: build/maps-tools build/maxtext-tools
+	MAXTEXT=build/maxtext-tools/bin/python $</bin/python scripts/record_maps.py --logits maxtext
+
+build/maxtext-tools: PYTHON = $(MAXTEXT_PYTHON)
 
 test-megatron: build/megatron-tools build/megatron-new build/megatron-bridge build/megatron-bridge-new
 	$</bin/python scripts/test_megatron.py $(MEGATRON_FLAGS)

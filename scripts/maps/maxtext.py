@@ -4,7 +4,11 @@ others stacked ones."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import tempfile
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes  # noqa: F401 – gives numpy bfloat16
@@ -234,6 +238,45 @@ def cases() -> Iterator[Case]:
                 f"maxtext-{name}{kind}", f"maxtext-{name}", ours_made, hf_made, config.to_dict(), made, PACKAGES,
                 back=back, computed=True,
             )  # fmt: skip
+
+
+_OF_STEPS = {
+    **_SIZES, "num_hidden_layers": 2, "vocab_size": 40, "rms_norm_eps": 1e-6, "rope_theta": 1e4,
+    "max_position_embeddings": 64,
+}  # fmt: skip
+_GEMMA = {**_OF_STEPS, **_TIED, "vocab_size": 37, "hidden_act": "gelu_pytorch_tanh"}
+# The config.json of each model of maxtext_steps.py. Those of Gemma have fewer rows in their embeddings.
+_CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": {**_OF_STEPS, "model_type": "llama", "architectures": ["LlamaForCausalLM"]},
+    "llama3.1": {**_OF_STEPS, "model_type": "llama", "architectures": ["LlamaForCausalLM"]},
+    "gemma": {**_GEMMA, "model_type": "gemma", "architectures": ["GemmaForCausalLM"]},
+    "gemma2": {
+        **_GEMMA, "model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "num_hidden_layers": 4,
+        "query_pre_attn_scalar": 6, "sliding_window": 4, "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
+}  # fmt: skip
+
+
+def logits() -> Iterator[str]:
+    """Yield what comparing logits found: of steps that MaxText saved, in an environment whose Python MAXTEXT names."""
+    from maps.logits import IDS, compare_saved
+
+    steps = Path(__file__).with_name("maxtext_steps.py")
+    with tempfile.TemporaryDirectory() as place:
+        ids = map(str, IDS[0].tolist())
+        subprocess.run(
+            [Path(os.environ["MAXTEXT"]).absolute(), "-I", str(steps), place, *ids],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            cwd=place,
+        )
+        for name, config in _CONFIGS.items():
+            for kind in ("", "-numbered"):
+                expected = torch.from_numpy(np.load(Path(place, f"{name}{kind}.npy")))
+                yield compare_saved(
+                    f"maxtext-{name}{kind}", Path(place, name + kind), expected, config, f"maxtext-{name}"
+                )
 
 
 def _tensors(arrays: Arrays) -> Tensors:
