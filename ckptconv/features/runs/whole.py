@@ -49,7 +49,7 @@ class Judged(NamedTuple):
     read. `why` says why not. `like` is the step of the same names and sizes that was opened in its place. `weights` and
     `optimizer` are bytes of tensors. `path` is that of the checkpoint that was opened for the weights: the step, or a
     file of it. `read` are the files of it from which weights or states of the optimizer are read. `others` are files
-    of it that hold other weights, by their names.
+    of it that hold other weights, by their names. `damage` is what reading its data tells against it, if it was read.
     """
 
     step: Step
@@ -63,10 +63,11 @@ class Judged(NamedTuple):
     path: str = ""
     read: frozenset[str] = frozenset()
     others: Sequence[str] = ()
+    damage: str = ""
 
     @property
     def is_good(self) -> bool:
-        return self.whole is True and self.marks.says is not False
+        return self.whole is True and self.marks.says is not False and not self.damage
 
     @property
     def rest(self) -> int:

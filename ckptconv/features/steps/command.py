@@ -13,9 +13,9 @@ from ckptconv.cli import signals
 from ckptconv.cli.options import SHOWING, output_of, taking
 from ckptconv.errors import CorruptError
 from ckptconv.features.reporting.columns import in_columns
+from ckptconv.features.runs.options import READING
 from ckptconv.options.kinds import FLAG
 from ckptconv.options.option import Option, options_in
-from ckptconv.options.table import COMMAND
 from ckptconv.text import format_size
 
 if TYPE_CHECKING:
@@ -28,17 +28,9 @@ class _Steps:
     """Options that only `steps` has."""
 
     last = Option(FLAG, "Print the path of the last good step, and nothing else.", common=True)
-    check = Option(
-        FLAG,
-        "Read all data, and compare it with the digests and checksums that whoever wrote it has left.",
-        common=True,
-    )
-    stats = COMMAND["stats"].explained(
-        "Read all values: how many are NaN or infinite, and the norm of the weights. A step with NaN is not good."
-    )
 
 
-STEPS = options_in(_Steps)
+STEPS = options_in(_Steps) | READING
 
 
 @taking(*STEPS.values(), *SHOWING)

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ckptconv.errors import CorruptError
+from ckptconv.features.runs.reading import Readings, read
 from ckptconv.features.runs.run import run_at
-from ckptconv.features.runs.whole import Judged, judged, sources_of
+from ckptconv.features.runs.whole import Judged, judged
 from ckptconv.features.steps.report import RunSummary, StepSummary
 from ckptconv.pickles.refusing import refusing_attacks
 from ckptconv.process import no_garbage
@@ -43,9 +43,9 @@ def survey(
             on_total(sum(known.step.bytes for known in steps) * (check + stats))
         summaries = []
         for known in steps:
-            summaries.append(_summary(known))
-            if known.whole and (check or stats):
-                _read(known, summaries[-1], inert, check, stats, progress)
+            is_read = known.whole and (check or stats)
+            readings = read(known, inert, check=check, stats=stats, progress=progress) if is_read else Readings()
+            summaries.append(_summary(known._replace(damage=readings.why), readings))
     last = next((summary for summary in reversed(summaries) if summary.good), None)
     of_values = [
         f"{summary.name} has {summary.nan:,} NaN and {summary.inf:,} infinite values."
@@ -65,8 +65,8 @@ def survey(
     )
 
 
-def _summary(known: Judged) -> StepSummary:
-    step = known.step
+def _summary(known: Judged, readings: Readings) -> StepSummary:
+    step, values = known.step, readings.values
     return StepSummary(
         name=step.name,
         path=step.path,
@@ -84,21 +84,9 @@ def _summary(known: Judged) -> StepSummary:
         optimizer_bytes=known.optimizer,
         rest_bytes=known.rest,
         like=known.like,
+        checked=readings.checked,
+        damage=readings.damage,
+        nan=values.nan if values else None,
+        inf=values.inf if values else None,
+        norm=values.norm if values else None,
     )
-
-
-def _read(
-    known: Judged, summary: StepSummary, inert: bool, check: bool, stats: bool, progress: Progress | None
-) -> None:
-    """Read all data of a step, and add to its `summary` what that tells."""
-    from ckptconv.features.steps.reading import checked, values_of
-
-    sources = sources_of(known.step, inert)
-    if check:
-        summary.checked, summary.damage = checked(known.step, sources, progress)
-    if stats:
-        try:
-            summary.nan, summary.inf, summary.norm = values_of(known.step, sources, progress)
-        except CorruptError as error:
-            summary.damage = summary.damage or error.message
-    summary.good = summary.good and not summary.damage and not summary.nan

@@ -53,8 +53,9 @@ def thin(
     thin lists the steps to keep and to remove, with their sizes; only --yes removes them. A step is kept if any of the
     --keep options keeps it, or if the newest trainer_state.json names it as the best. thin never removes the last good
     step, a step that is not good or not readable, a step that changed recently (--age), or a step that `latest` or a
-    link names. With --drop or --as, the other steps are not removed, but reduced to their weights and small files,
-    after a comparison. The next run with --yes finishes an interrupted one.
+    link names. Only --check and --stats read data to say which steps are good. With --drop or --as, the other steps are
+    not removed, but reduced to their weights and small files, after a comparison. The next run with --yes finishes an
+    interrupted one.
 
     \b
     Examples:
@@ -62,6 +63,7 @@ def thin(
       ckptconv thin runs/7b --keep-last 3 --keep-best metrics.jsonl --yes
       ckptconv thin runs/7b --keep-last 1 --drop optimizer --as bf16 --yes
     """
+    from ckptconv.cli.progress import shown_by
     from ckptconv.features.runs.run import run_at
     from ckptconv.features.thin.carrying import carry_out, expected_size
     from ckptconv.features.thin.planning import planned
@@ -82,9 +84,9 @@ def thin(
         raise UsageError("--metric and --highest say how --keep-best compares.", "Give --keep-best FILE too.")
     if chosen["remove"] and (chosen["drop"] or chosen["as_"]):
         raise UsageError("--remove removes, and --drop and --as reduce: they cannot be given together.")
-    plan = functools.partial(planned, run, chosen, stores, inert)
     left: dict[str, int | None] = {}
-    with refusing_attacks(not inert):
+    with refusing_attacks(not inert), shown_by(output) as progress:
+        plan = functools.partial(planned, run, chosen, stores, inert, progress)
         if chosen["yes"]:
             place = run_at(Location(normalize(run), stores)).place.path or "."
             thinning, finished = carry_out(place, plan, {**chosen, "inert": inert}, stores, left.__setitem__)
@@ -105,7 +107,7 @@ def thin(
     if output.json:
         output.print_json(True, dataclasses.asdict(report))
     else:
-        output.tell(_lines(report))
+        output.tell(_lines(report, is_read=chosen["check"] or chosen["stats"]))
 
 
 def _report(run: str, thinning: Thinning, left: Mapping[str, int | None]) -> ThinReport:
@@ -152,8 +154,8 @@ def _sizes(steps: Sequence[ThinnedStep]) -> str:
     return f"{format_size(before)} → {format_size(sum(size or 0 for size in left))}"
 
 
-def _lines(report: ThinReport) -> Iterator[str]:
-    """Yield a line for each step, and what all together are."""
+def _lines(report: ThinReport, is_read: bool) -> Iterator[str]:
+    """Yield a line for each step, by what a plan calls steps good if no data `is_read`, and what all together are."""
     from ckptconv.features.runs.beside import listed
 
     words = _DONE if report.carried_out else _WOULD
@@ -169,6 +171,8 @@ def _lines(report: ThinReport) -> Iterator[str]:
         goes = "went too" if report.carried_out else "would go too"
         names = some([*lost], _MOST_NAMES, str)
         yield f"{names} {goes}: reduced steps keep their weights and small files that have a suffix, but no pickles"
+    if others and not (report.carried_out or is_read):
+        yield "good is by sizes and markers: no data was read; --check compares digests, --stats looks for NaN"
     stay, go = _TOGETHER[is_reducing, report.carried_out]
     kept = len(report.steps) - len(others)
     stay = "stays" if (kept, stay) == (1, "stay") else stay

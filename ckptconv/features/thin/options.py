@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from ckptconv.errors import UsageError
+from ckptconv.features.runs.options import READING
 from ckptconv.options import RUNNING, TAKE
 from ckptconv.options.kinds import FLAG, PATH, TEXT, TEXTS, ValueKind, choice, counted
 from ckptconv.options.option import Option, options_in
@@ -90,4 +91,4 @@ class _Thin:
     yes = Option(FLAG, "Do it. Without this, say what would be done, and change nothing.", group=RUNNING, common=True)
 
 
-THIN = options_in(_Thin)
+THIN = options_in(_Thin) | READING

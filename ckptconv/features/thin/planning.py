@@ -9,12 +9,15 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from ckptconv.cli.lines import format_time
+from ckptconv.cli.progress import Counting
 from ckptconv.errors import CkptconvError, MissingError, StoppedError, UsageError
 from ckptconv.features.companions.directory import LARGEST
 from ckptconv.features.removal.area import LESSEN, REMOVE
 from ckptconv.features.removal.entries import LINKS, StrangeError, entries_of
 from ckptconv.features.runs.marks import Marks
 from ckptconv.features.runs.names import is_padded, number_of, stem
+from ckptconv.features.runs.options import READING
+from ckptconv.features.runs.reading import read
 from ckptconv.features.runs.run import Run, run_at
 from ckptconv.features.runs.step import Step
 from ckptconv.features.runs.whole import WEIGHTS, Judged, is_optimizer, judged, newest_good, opened
@@ -65,11 +68,21 @@ class Thinning(NamedTuple):
         return [step for step in self.every if step.action in actions]
 
 
-def planned(path: str, options: Mapping[str, Any], stores: Mapping[str, Any], inert: bool) -> Thinning:
+def planned(
+    path: str, options: Mapping[str, Any], stores: Mapping[str, Any], inert: bool, progress: Counting | None = None
+) -> Thinning:
     """Return what `options`, those of `thin`, make of the steps of the run at `path`. Raise UsageError if they keep
     nothing."""
     run = run_at(Location(normalize(path), dict(stores)))
     every = judged(run, inert=inert, each=True)
+    asked = {name: options[name] for name in READING}
+    if any(asked.values()):
+        if progress:
+            progress.begin(sum(known.step.bytes for known in every if known.is_good) * sum(asked.values()))
+        every = [
+            known._replace(damage=read(known, inert, **asked, progress=progress).why) if known.is_good else known
+            for known in every
+        ]
     beside = [
         opened(Judged(other.step, Marks()), inert) for other in run.beside if other.step.name in options["remove"]
     ]
@@ -242,7 +255,7 @@ def _reasons(
     if known.whole is None:
         yield "not read"
     elif not known.is_good:
-        yield "not good"
+        yield f"not good: {known.damage.rstrip('.')}" if known.damage else "not good"
     if step.time is None:
         yield "its age is not known"
     elif step.time > latest:

@@ -21,7 +21,7 @@ from checkpoints import Run, ckptconv_here, done
 from effort import TIMES, every
 from processes import before_call, failing, in_child, moments
 from safetensors.torch import load_file, save_file
-from saved_steps import SAVERS, state_of
+from saved_steps import SAVERS, optimizer_of, state_of
 from stores import FAR, in_memory
 
 import ckptconv
@@ -241,6 +241,34 @@ def test_what_is_held_stays_whatever_the_policy_says(case: str, run: Path) -> No
     assert ("checkpoint-200" in names(run)) is (case == "named")
 
 
+@pytest.mark.parametrize(
+    ("file", "tensor", "option", "why"),
+    [
+        ("optimizer.pt", optimizer_of(400)["state"][0]["exp_avg"], "--check", "has changed since it was written"),
+        ("model.safetensors", state_of(400)["a.weight"], "--stats", "1 of its values are NaN"),
+    ],
+)
+def test_the_last_good_step_is_good_by_its_data_too_if_that_is_asked_for(
+    file: str, tensor: torch.Tensor, option: str, why: str, run: Path
+) -> None:
+    path = run / "checkpoint-400" / file
+    at = path.read_bytes().index(tensor.numpy().tobytes())
+    with path.open("r+b") as opened:
+        opened.seek(at)
+        opened.write(b"\0\0\xc0\x7f")
+    judging = "good is by sizes and markers: no data was read; --check compares digests, --stats looks for NaN"
+    assert judging in done(thin(run, "--keep-last", 1)).out
+    planned_steps = done(thin(run, "--keep-last", 1, option)).out
+    assert "no data was read" not in planned_steps
+    found = json.loads(done(thin(run, "--keep-last", 1, option, "--json", "--yes")).out)
+    *_, last_good, newest = found["steps"]
+    assert (last_good["name"], last_good["why"]) == ("checkpoint-300", ["the last good step", "last"])
+    (reason,) = newest["why"]
+    assert reason.startswith("not good: ")
+    assert why in reason
+    assert names(run) == {"checkpoint-300", "checkpoint-400"}
+
+
 def test_what_changed_lately_stays(run: Path) -> None:
     for path in (run / "checkpoint-100").iterdir():
         os.utime(path, (time.time() - 7200,) * 2)
@@ -429,7 +457,7 @@ def test_what_is_said_of_reduced_steps_has_both_sizes_and_the_files_that_go(tmp_
         lines = done(thin(run, "--keep-last", 1, "--drop", "optimizer", *yes)).out.splitlines()
         assert re.fullmatch(rf"checkpoint-100  {size}  {words}", lines[0])
         assert sorted(lines[2].partition(f" {go}: ")[0].split(", ")) == sorted(PICKLES)
-        assert re.search(rf"1 step {words} \({size} in all\)$", lines[3])
+        assert re.search(rf"1 step {words} \({size} in all\)$", lines[-1 if yes else -2])
 
 
 def test_small_files_that_change_what_a_reduced_step_is_read_as_keep_the_step(

@@ -10,7 +10,7 @@ from ckptconv.engine.checksums import Checksums
 from ckptconv.errors import CorruptError, damaged
 from ckptconv.features.reporting.measure import measured, read_through
 from ckptconv.features.runs.step import Step
-from ckptconv.features.runs.whole import tensors_in, weights_of
+from ckptconv.features.runs.whole import Judged, sources_of, tensors_in, weights_of
 from ckptconv.formats.source import Source
 from ckptconv.outputs.targets import MANIFEST
 from ckptconv.plan import Data
@@ -29,6 +29,21 @@ class Values(NamedTuple):
     norm: float
 
 
+class Readings(NamedTuple):
+    """How many digests and checksums were compared, None if none were asked for; what says that bytes have changed; and
+    the statistics of the values, if they were asked for."""
+
+    checked: int | None = None
+    damage: str = ""
+    values: Values | None = None
+
+    @property
+    def why(self) -> str:
+        """Why the step is not good by its data; "" if nothing speaks against it."""
+        nan = self.values.nan if self.values else 0
+        return self.damage or (f"{nan:,} of its values are NaN" if nan else "")
+
+
 class _Stated(NamedTuple):
     """A digest in hex that is stated of a file, by whom, and its algorithm."""
 
@@ -36,6 +51,20 @@ class _Stated(NamedTuple):
     algorithm: str
     digest: str
     by: str
+
+
+def read(
+    known: Judged, inert: bool, *, check: bool = False, stats: bool = False, progress: Progress | None = None
+) -> Readings:
+    """Read all data of a step that is whole: for its digests with `check`, for its values with `stats`."""
+    sources = sources_of(known.step, inert)
+    readings = Readings(*checked(known.step, sources, progress)) if check else Readings()
+    if stats:
+        try:
+            return readings._replace(values=values_of(known.step, sources, progress))
+        except CorruptError as error:
+            return readings._replace(damage=readings.damage or error.message)
+    return readings
 
 
 def checked(step: Step, sources: Sequence[Source], progress: Progress | None) -> tuple[int, str]:
