@@ -35,9 +35,7 @@ def with_companions(
     stays = dict.fromkeys(every[-1].files, f"that of {every[0].directory} is copied") if len(every) > 1 else {}
     stays |= {} if ADAPTER_CONFIG in copies else {ADAPTER_CONFIG: "it belongs to an adapter"}
     stays |= {name: why for near in others for name, why in near.stays.items()}
-    of_others = {name: why for way in ways_of(source) for name, why in way.unfit(source).items()}
-    if "codes" in {way.retold for way in ways_of(source, options)} or (source.quantized and source.quantized.formats):
-        of_others[QUANTIZED] = "it describes weights that the output does not have"
+    of_others = of_other_weights(source, options)
     stays |= of_others
     copies = {name: file for name, file in copies.items() if name not in of_others}
     unfit = [
@@ -55,7 +53,7 @@ def with_companions(
         if name in present
         and name not in earlier
         and not options.overwrite
-        and not _is_same(file, present[name], directory)
+        and not is_same_file(file, present[name], directory)
     }
     files = {name: file for name, file in copies.items() if name not in kept}
     if source.component is None:
@@ -82,6 +80,14 @@ def with_companions(
     return source, {**stays, **dict.fromkeys(kept, "that in the output's directory was not replaced")}
 
 
+def of_other_weights(source: Source, options: Options) -> dict[str, str]:
+    """Return the names of the companions of `source` that are not for the output, each with the reason."""
+    of_others = {name: why for way in ways_of(source) for name, why in way.unfit(source).items()}
+    if "codes" in {way.retold for way in ways_of(source, options)} or (source.quantized and source.quantized.formats):
+        of_others[QUANTIZED] = "it describes weights that the output does not have"
+    return of_others
+
+
 def _copied(files: Collection[str], source: Source, directories: Sequence[Companions]) -> str:
     """Return the note that says which files are copied, and from where if there is a reference."""
     if source.reference is None:
@@ -94,7 +100,7 @@ def _copied(files: Collection[str], source: Source, directories: Sequence[Compan
     return f"copied: {'; '.join(parts)}"
 
 
-def _is_same(left: File, right: File, near: Location) -> bool:
+def is_same_file(left: File, right: File, near: Location) -> bool:
     """Whether two files have the same bytes; both are reached by the options of `near`."""
     if left.size != right.size or near.at(right.path).kind != "file":
         return False

@@ -17,10 +17,12 @@ from ckptconv.storage.location import Location
 from ckptconv.storage.paths import dirname, is_remote
 from ckptconv.storage.stores import is_repository
 
-# What names the files of an input's directory that its output does not have: the module with `with_left`.
-LEAVING: tuple[str, ...] = (
-    "ckptconv.features.model_checks.left",
-)  # fmt: skip
+# What names the files of the directories of inputs that their output does not have: modules with `with_left`, and the
+# way to compute for which they do so; "" for all directories.
+LEAVING: dict[str, str] = {
+    "ckptconv.features.model_checks.left": "",
+    "ckptconv.features.merge.left": "merge",
+}  # fmt: skip
 # The beginnings of the names of files whose tensors a configuration describes.
 _DESCRIBED = (*STEMS, *(name.partition(".")[0] for name in TORCH_MODELS))
 # The reason why companions stay behind that nobody has asked for.
@@ -47,7 +49,9 @@ def accompanied(source: Source, target: Target, options: Options, parts: Collect
         # A configuration that cannot be read is no error: this conversion neither reads nor writes it.
         place = Location(directory, dict(options.storage_options)).join(CONFIG)
         source = source._replace(config=configs.known(place))
-    for module in LEAVING if is_directory(source, options.storage_options) else ():
+    for module, way in LEAVING.items():
+        if not (way in source.computed if way else is_directory(source, options.storage_options)):
+            continue
         source, goal = import_module(module).with_left(source, goal, options.storage_options, stays, parts)
     return source, goal
 

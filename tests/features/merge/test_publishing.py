@@ -156,3 +156,25 @@ def test_a_whole_model_in_the_place_of_an_adapter_is_told_how_models_are_combine
     save_file({"q.weight": torch.ones(4, 3)}, "base.safetensors")
     with pytest.raises(UsageError, match=r"no factors of LoRA.* combined with ckptconv average"):
         merge("base.safetensors", "base.safetensors", "out")
+
+
+def test_a_tokenizer_that_a_training_changed_is_named_where_that_of_the_base_is_copied(place: Path) -> None:
+    for folder in ("base", "adapter"):
+        Path(folder).mkdir()
+        Path(folder, "tokenizer.json").write_text('{"version": "1.0"}')
+    save_file({"q.weight": torch.ones(4, 3)}, "base/model.safetensors")
+    Path("base/config.json").write_text('{"model_type": "llama"}')
+    factors = {name.replace(".default", ""): factor for name, factor in FACTORS.items()}
+    save_file(factors, "adapter/adapter_model.safetensors")
+    Path("adapter/adapter_config.json").write_text(json.dumps(CONFIG))
+    Path("adapter/README.md").write_text("Of the adapter.")
+    assert not merge("base", "adapter", "same", for_hub=True).warnings
+    Path("adapter/tokenizer.json").write_text('{"version": "2.0"}')
+    Path("adapter/chat_template.jinja").write_text("{{ messages }}")
+    for options in ({"for_hub": True}, {"copy_config": True}, {}):
+        (warning,) = merge("base", "adapter", f"other-{len(options)}", overwrite=True, **options).warnings
+        assert warning.startswith(
+            "adapter has its own chat_template.jinja (the base has none), tokenizer.json: the output has the tokenizer "
+        )
+    assert Path("other-1/tokenizer.json").read_text() == '{"version": "1.0"}'
+    assert not merge("base", "adapter", "bare", copy_config=False).warnings
