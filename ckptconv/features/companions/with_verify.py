@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from ckptconv.errors import DifferenceError
 from ckptconv.features.companions.contents import content
+from ckptconv.features.companions.copying import of_other_weights
 from ckptconv.features.companions.reading import together, with_files
 from ckptconv.features.pairs.runs import ExpectedPair
 from ckptconv.features.verify.output import Written
@@ -21,8 +22,8 @@ _AGAIN = "It was changed since it was written, or the source was; convert again.
 
 
 def with_copied(source: Source, target: CheckedOutput, options: Options) -> Source:
-    """Return `source` with the companions of the names that `target` has."""
-    names = _copied(target, options)
+    """Return `source` with the companions of the names that `target` has, or is to have."""
+    names = _copied(source, target, options)
     files = together(source, target.place.options, names) if names else {}
     return with_files(source, files, target.place.options)
 
@@ -31,7 +32,7 @@ def compared(
     source: Source, target: CheckedOutput, written: Written, options: Options, change: Change
 ) -> Iterator[ExpectedPair]:
     """Yield the companions in `target`, and their originals; add them to the files of `written`."""
-    for name in _copied(target, options):
+    for name in _copied(source, target, options):
         path = join(target.path, name)
         entry = target.place.at(target.at[name] if target.at else path).entry
         if entry.kind != "file" or name not in source.companions:
@@ -51,10 +52,11 @@ def compared(
         yield ExpectedPair(want, got, path, name)
 
 
-def _copied(target: CheckedOutput, options: Options) -> list[str]:
+def _copied(source: Source, target: CheckedOutput, options: Options) -> list[str]:
     """Return the names of the files of `target` that were copied whole: all files if it is staged; otherwise those in
-    its manifest, or all that are present if it was to have none."""
+    its manifest. If it was to have none, these are all that are present, and all that a conversion copies."""
     names: Iterable[str] = target.at or (target.manifest.members["files"] if target.manifest else ())
     if options.for_hub and options.asked("copy_config") and not names and target.place.kind == "directory":
-        names = target.place.names
+        copied = together(source, target.place.options).keys() - of_other_weights(source, options)
+        names = sorted({*target.place.names, *copied})
     return list(filter(is_companion_name, names))

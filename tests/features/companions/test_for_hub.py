@@ -102,6 +102,11 @@ def test_verify_compares_it_without_a_manifest(place: Path) -> None:
     (place / "out" / "config.json").write_text(json.dumps({"model_type": "tany"}))
     with pytest.raises(DifferenceError, match=r"config\.json"):
         ckptconv.verify(source, place / "out", for_hub=True)
+    for name in ("config.json", "tokenizer.json"):
+        publish(source, overwrite=True)
+        (place / "out" / name).unlink()
+        with pytest.raises(DifferenceError, match=f"{place / 'out'} lacks {name}"):
+            ckptconv.verify(source, place / "out", for_hub=True)
 
 
 def test_a_manifest_can_be_written_elsewhere(place: Path) -> None:
