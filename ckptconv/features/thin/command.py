@@ -80,8 +80,10 @@ def thin(
             f"{run} is on a store, where a step cannot be removed in one piece: thin removes steps of local runs only.",
             "Without --yes, it says which steps would go.",
         )
-    if not chosen["keep_best"] and (chosen["metric"] or chosen["highest"]):
-        raise UsageError("--metric and --highest say how --keep-best compares.", "Give --keep-best FILE too.")
+    if not chosen["keep_best"] and (chosen["metric"] or chosen["highest"] or chosen["lowest"]):
+        raise UsageError("--metric, --highest and --lowest say how --keep-best compares.", "Give --keep-best FILE too.")
+    if chosen["highest"] and chosen["lowest"]:
+        raise UsageError("--highest and --lowest exclude each other.", "Give one of them.")
     if chosen["remove"] and (chosen["drop"] or chosen["as_"]):
         raise UsageError("--remove removes, and --drop and --as reduce: they cannot be given together.")
     left: dict[str, int | None] = {}

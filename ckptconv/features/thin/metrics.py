@@ -9,6 +9,7 @@ import csv
 import io
 import json
 import math
+import re
 from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
@@ -21,6 +22,12 @@ USUAL = ("eval_loss", "val_loss", "valid_loss", "loss")
 STATE = "trainer_state.json"
 _STEPS = ("step", "global_step", "iteration", "iter", "epoch")
 _MOST = 256 << 20
+# Words in the names of metrics that are better when they are higher, and of those that are not.
+_HIGHER = re.compile(
+    r"acc|accuracy|auc|auroc|bleu\w*|chrf|dice|em|f1|iou|m?ap|meteor|miou|mrr|ndcg|pass|precision|psnr|r2|recall"
+    r"|returns?|rewards?|rouge\w*|scores?|ssim|top\d|win|winrate"
+)
+_LOWER = re.compile(r"loss|error|err")
 
 
 def best_of(
@@ -44,6 +51,12 @@ def best_of(
     there = [step for step in found if step in among]
     ranked = sorted(there, key=lambda step: (-found[step] if highest else found[step], -step))
     return chosen, {step: found[step] for step in ranked[:count]}
+
+
+def may_be_highest(metric: str) -> bool:
+    """Whether the name of a metric has a word, such as acc, of those that are better when they are higher."""
+    words = re.findall("[a-z0-9]+", metric.lower())
+    return any(map(_HIGHER.fullmatch, words)) and not any(map(_LOWER.fullmatch, words))
 
 
 def best_named(state: Location) -> str:

@@ -52,9 +52,12 @@ class _Thin:
         "The metric that --keep-best compares.",
         metavar="NAME",
         group=TAKE,
-        fallback="eval_loss, else loss, the lowest",
+        fallback="eval_loss, else val_loss, valid_loss or loss",
     )
     highest = Option(FLAG, "With --keep-best, a higher metric is better.", group=TAKE)
+    lowest = Option(
+        FLAG, "With --keep-best, a lower metric is better: the default, except for metrics such as acc.", group=TAKE
+    )
     best = Option(_COUNT, "With --keep-best, keep the best N.", metavar="N", default=1, group=TAKE)
     keep_within = Option(SECONDS, "Keep steps that are at most TIME older than the newest.", metavar="TIME", group=TAKE)
     keep_hourly, keep_daily, keep_weekly, keep_monthly, keep_yearly = (

@@ -21,7 +21,7 @@ from ckptconv.features.runs.reading import read
 from ckptconv.features.runs.run import Run, run_at
 from ckptconv.features.runs.step import Step
 from ckptconv.features.runs.whole import WEIGHTS, Judged, is_optimizer, judged, newest_good, opened
-from ckptconv.features.thin.metrics import STATE, best_named, best_of
+from ckptconv.features.thin.metrics import STATE, best_named, best_of, may_be_highest
 from ckptconv.features.thin.policy import PERIODS, Candidate, Policy, reasons_to_stay
 from ckptconv.formats.model_files import INDEX
 from ckptconv.formats.registered import describing, is_companion_name
@@ -161,6 +161,11 @@ def policy_of(options: Mapping[str, Any], every: Sequence[Judged], stores: Mappi
             path = (states or [f"STEP/{STATE}"])[0]
             error.hint = f"--keep-best takes a file with metrics, such as {path}; --metric NAME selects one of them."
             raise
+        if may_be_highest(metric) and not (options["highest"] or options["lowest"]):
+            raise UsageError(
+                f"--metric {metric}: it is not said whether a higher or a lower value is better.",
+                "Give --highest or --lowest.",
+            )
         order = "the highest" if options["highest"] else "the lowest; --highest for the other way"
         best = {
             known.step.name: f"best ({metric} {values[known.step.number]:.6g}, {order})"

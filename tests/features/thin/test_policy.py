@@ -12,7 +12,7 @@ from effort import TIMES, every
 from features.thin.model import stays
 
 from ckptconv.errors import CorruptError, UsageError
-from ckptconv.features.thin.metrics import best_of
+from ckptconv.features.thin.metrics import best_of, may_be_highest
 from ckptconv.features.thin.policy import PERIODS, Candidate, Policy, reasons_to_stay
 from ckptconv.storage.location import Location
 
@@ -113,6 +113,11 @@ def test_the_best_steps_are_those_of_the_lowest_metric_or_the_highest(name: str,
     assert best(False, 2, {1, 2, 3}) == [2, 3]
     assert best(True, 1, {1, 2, 3}) == [1]
     assert best(False, 1, {1, 3}) == [3], "a step that is not there is not the best one"
+
+
+@every("metric", ["eval_loss", "val_error", "acc_loss", "perplexity", "wer", "maps", "step_time"])
+def test_a_metric_that_is_better_when_lower_needs_no_direction(metric: str) -> None:
+    assert not may_be_highest(metric)
 
 
 def test_metrics_that_are_not_there_or_no_numbers_are_refused(tmp_path: Path) -> None:

@@ -116,6 +116,21 @@ def test_the_best_step_stays(run: Path, tmp_path: Path) -> None:
     assert names(run) == {"checkpoint-200", "checkpoint-400"}
 
 
+@every("metric", ["val_acc", "eval_accuracy", "eval/f1", "rougeL", "reward", "test-score"])
+def test_a_metric_that_may_be_better_when_higher_needs_its_direction(metric: str, run: Path, tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.csv"
+    metrics.write_text(f"step,{metric}\n100,1\n200,3\n300,2\n")
+    options = ("--keep-best", metrics, "--metric", metric)
+    before = files(run)
+    for more in ((), ("--yes",)):
+        thin(run, *options, *more).refused(2, f"--metric {metric}: it is not said whether", "--highest or --lowest")
+    thin(run, *options, "--highest", "--lowest").refused(2, "exclude each other")
+    assert files(run) == before
+    assert done(thin(run, *options, "--lowest")).out.splitlines()[0].endswith("--highest for the other way)")
+    done(thin(run, *options, "--highest", "--yes"))
+    assert names(run) == {"checkpoint-200", "checkpoint-400"}
+
+
 def _name_best(run: Path, state: object) -> None:
     (run / "checkpoint-400" / "trainer_state.json").write_text(json.dumps(state))
 
@@ -280,6 +295,7 @@ def test_a_policy_that_keeps_nothing_and_words_that_make_no_sense_are_refused(ru
     thin(run).refused(2, "Nothing says which steps stay")
     thin(run, "--keep-step", "50").refused(2, "there is no such step")
     thin(run, "--keep-last", 1, "--metric", "loss").refused(2, "--keep-best")
+    thin(run, "--keep-last", 1, "--lowest").refused(2, "--keep-best")
     thin(run, "--keep-last", 1, age="soon").refused(2, "is no time")
     thin(run, "--keep-last", 1, age="1").refused(2, "--age 1 has no unit. Write 1h or 1d if you mean that, and 1s if")
     thin(run, "--keep-within", "7").refused(2, "--keep-within 7 has no unit.")
