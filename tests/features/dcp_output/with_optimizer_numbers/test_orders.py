@@ -74,7 +74,7 @@ def test_what_lies_beside_each_other_by_relative_names_is_told_apart(
     # The record of a conversion keeps the order.
     assert ckptconv_here("pt2safetensors", "order.pt", "kept.safetensors").code == 0
     run = ckptconv_here("safetensors2dcp", "kept.safetensors", "again", "--states", "optimizer.pt")
-    assert "by the order of the state dict" in run.out
+    assert "from the order of the state dict" in run.out
     assert_same(states_of("again"), expected)
 
 
