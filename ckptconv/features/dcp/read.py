@@ -16,7 +16,7 @@ from ckptconv.features.dcp import dialects
 from ckptconv.features.dcp.described import Described
 from ckptconv.features.dcp.locate import FAMILY, located
 from ckptconv.features.joining import names as dcp_names
-from ckptconv.features.joining.left import VALUE, Left
+from ckptconv.features.joining.names import VALUE, Left
 from ckptconv.features.joining.run_layout import Located
 from ckptconv.formats.source import (
     NOT_CONVERTED,

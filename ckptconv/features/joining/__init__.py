@@ -3,8 +3,8 @@
 In: descriptions of parts, or the pickles of all ranks. `chunks` joins boxes of any array, whose bytes are `values` by
 key. `run_layout` finds a checkpoint below the directory of a run, and `sets` the files of ranks by name; `pieces` reads
 a rank's part of a tensor, `layouts` computes which part of the tensor that is, and `join` joins the parts. `names`
-tells model from optimizer, `states` names the optimizer's states, and `left` says what is not converted. Out: tensors,
-and a `Source`, which `files` returns. The features that read such formats build on this one.
+tells model from optimizer, and `states` names the optimizer's states. Out: tensors, and a `Source`, which `files`
+returns. The features that read such formats build on this one.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
-"""Tells model from optimizer in a state dict, and rebuilds the dict from its leaves. Pure."""
+"""Tells model from optimizer in a state dict, rebuilds the dict from its leaves, and says what is left out. Pure."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from ckptconv.errors import CorruptError
 from ckptconv.features.joining import nesting
 from ckptconv.formats.source import MODEL_KEYS, NOT_CONVERTED, THEIR_STATES_ARE_CONVERTED
-from ckptconv.text import quoted
+from ckptconv.text import count_of, quoted, some
 
 # The path of a value: keys of dicts, and indices of lists.
 Path: TypeAlias = tuple[str | int, ...]
@@ -19,6 +20,8 @@ MAX_DEPTH = 64
 # The largest value read, in bytes. Values are held in memory; tensors and long texts in them count little.
 MAX_VALUE = 1 << 24
 _LONGEST_NAME = 200
+# The noun of what is no tensor.
+VALUE = "value"
 
 # Megatron numbers several optimizers, in names with dots.
 _OPTIMIZER = re.compile(r"(?:chained_\d+\.)?optim(?:izer)?s?(?:_states?(?:_dict)?)?(?:[_-]?\d+)?")
@@ -237,3 +240,40 @@ def left_by_key(shown: str, keys: Sequence[str], has_states: bool) -> str:
     """Return the note on parts, `shown` in words, that only their `keys` convert, or --optimizer if it `has_states`."""
     how, these = THEIR_STATES_ARE_CONVERTED if has_states else "", "it" if len(keys) == 1 else "one of these parts"
     return f"{NOT_CONVERTED}{shown}. Use {how}--key {keys[0]} for {these}, or --key . for everything."
+
+
+@dataclass
+class Left:
+    """Counts of the rest next to the model, by the key of its part, and by noun; `optimizers` are the keys of
+    optimizers."""
+
+    counts: dict[str, Counter[str]] = field(default_factory=dict)
+    optimizers: set[str] = field(default_factory=set)
+
+    def add(self, key: str, noun: str, *, is_state: bool) -> None:
+        """Count a tensor or another value in the part `key`; `is_state` is whether it belongs to an optimizer."""
+        self.counts.setdefault(key, Counter())[noun] += 1
+        if is_state:
+            self.optimizers.add(key)
+
+    def without(self, keys: Collection[str]) -> Left:
+        return Left({key: counts for key, counts in self.counts.items() if key not in keys}, self.optimizers - {*keys})
+
+    def messages(self) -> tuple[list[str], list[str]]:
+        """Return notes and warnings on the rest: tensors outside an optimizer are worth a warning."""
+        notes: list[str] = []
+        warnings: list[str] = []
+        for surprising, messages in ((False, notes), (True, warnings)):
+            keys = [
+                key
+                for key, counts in self.counts.items()
+                if (key not in self.optimizers and bool(counts.keys() - {VALUE})) is surprising
+            ]
+            if keys:
+                parts = some(keys, form=lambda key: f"{named(key)} ({_counted(self.counts[key])})")
+                messages.append(left_by_key(parts, keys, bool(self.optimizers) and not surprising))
+        return notes, warnings
+
+
+def _counted(counts: Counter[str]) -> str:
+    return ", ".join(count_of(count, noun) for noun, count in sorted(counts.items()))

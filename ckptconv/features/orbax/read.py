@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ckptconv.errors import CorruptError
-from ckptconv.features.joining.left import Left
-from ckptconv.features.joining.names import subtree
+from ckptconv.features.joining.names import Left, subtree
 from ckptconv.features.joining.values import Directories, Files, Store
 from ckptconv.features.ocdbt import database
 from ckptconv.features.orbax import locate, states, tree
