@@ -16,18 +16,22 @@ from ckptconv.storage.stores import pinned
 
 
 def placed(path: str, asked: Mapping[str, Any], reaching: Mapping[str, Any]) -> str:
-    """Return the path of the weights of the last good step of the run at `path`. Raise UsageError if it has no steps,
-    CorruptError if none is good."""
+    """Return the path of the last good step of the run at `path`, or of its file with the weights. Raise UsageError if
+    it has no steps, CorruptError if none is good."""
     last = newest_good(_judged_at(path, reaching))
     if last is None:
         raise CorruptError(f"No step of {path} is good.", f"`ckptconv steps {path}` says why.")
-    return last.path
+    is_file = last.path in (entry.file.path for entry in last.step.files.values())
+    return last.path if is_file else last.step.path
 
 
 def warned(sources: list[Source]) -> list[Source]:
     """Return `sources`, the first with a note that names the step."""
     first, *others = sources
-    return [first._replace(notes=[f"Took {first.path}, the last good step.", *first.notes]), *others]
+    return [
+        first._replace(notes=[f"Took {first.path}, the last good step by its sizes and markers.", *first.notes]),
+        *others,
+    ]
 
 
 def advise(error: CkptconvError, path: str, options: Mapping[str, Any]) -> None:

@@ -106,7 +106,7 @@ def test_last_good_takes_an_older_step_and_says_so_if_none_is_good(tmp_path: Pat
     os.truncate(run / "checkpoint-20" / "model.safetensors", 700)
     report = ckptconv.convert(run, tmp_path / "c.safetensors", last_good=True)
     assert report.input == str(run / "checkpoint-10")
-    assert report.notes[0] == f"Took {run / 'checkpoint-10'}, the last good step."
+    assert report.notes[0] == f"Took {run / 'checkpoint-10'}, the last good step by its sizes and markers."
     os.truncate(run / "checkpoint-10" / "model.safetensors", 700)
     found = ckptconv_here("convert", "--last-good", run, tmp_path / "d.safetensors")
     found.refused(4, f"No step of {run} is good. Nothing was written.")
