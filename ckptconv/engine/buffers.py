@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -17,40 +17,42 @@ if TYPE_CHECKING:
     from ckptconv.engine.crcs import Crcs
     from ckptconv.storage.reading import Sources
 
+_WHY = {
+    "infinite": "too large for {} and became infinite",
+    "zero": "too small for {} and became zero",
+    "nan": "NaN after the inputs were added up (`ckptconv inspect --stats` finds those that have NaN)",
+}
 # Called with everything that is read for the output: the file, the runs in it, and their bytes.
 Seen: TypeAlias = Callable[[File, Runs, memoryview], None]
 
 
 @dataclass(eq=False, repr=False)
 class Tally:
-    """Figures of carrying out a plan: bytes read, written and verified, and by name of a tensor, how many of its values
-    became infinite, and zero."""
+    """Figures of carrying out a plan: bytes read, written and verified, and by what values became, how many did of
+    each tensor, by its name."""
 
     bytes_read: int = 0
     bytes_written: int = 0
     bytes_verified: int = 0
-    infinite: Counter[str] = field(default_factory=Counter)
-    zero: Counter[str] = field(default_factory=Counter)
+    lost_in: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
 
     def add(self, other: Tally) -> None:
         self.bytes_read += other.bytes_read
         self.bytes_written += other.bytes_written
         self.bytes_verified += other.bytes_verified
-        self.infinite.update(other.infinite)
-        self.zero.update(other.zero)
+        for became, counts in other.lost_in.items():
+            self.lost_in[became].update(counts)
 
     def lost(self, dtype: str) -> dict[str, str]:
-        """Return a warning of the values that became "infinite" in a cast to `dtype`, and of those that became "zero".
+        """Return a warning of the values that became "infinite" or "zero" in a cast to `dtype`, and of sums that are
+        "nan".
 
         It names the tensors with most of them first.
         """
         warnings = {}
-        if self.infinite:
-            values, where = _summed(self.infinite)
-            warnings["infinite"] = f"{values} too large for {dtype} and became infinite, in {where}."
-        if self.zero:
-            values, where = _summed(self.zero)
-            warnings["zero"] = f"{values} too small for {dtype} and became zero, in {where}."
+        for became, counts in self.lost_in.items():
+            values, where = _summed(counts)
+            warnings[became] = f"{values} {_WHY[became].format(dtype)}, in {where}."
         return warnings
 
 

@@ -135,10 +135,9 @@ class Mover:
         """Return `data` passed through kernels, and count what the tensor that is being made loses."""
         result, lost = kernels.apply(steps, data, out)
         tally, name = self._buffers.tally, self._buffers.name
-        if lost.infinite:
-            tally.infinite[name] += lost.infinite
-        if lost.zero:
-            tally.zero[name] += lost.zero
+        for became, count in lost._asdict().items() if any(lost) else ():
+            if count:
+                tally.lost_in[became][name] += count
         return result
 
     def place(self, tile: Tile) -> int:

@@ -19,7 +19,7 @@ class FileBytes:
     """The bytes of one planned file, which consists of literals and tensors. For any number of threads.
 
     `readers` read its inputs, of stores with these `options`. `on_lost` is called with the tally of a window in which
-    values became infinite or zero in a cast.
+    values became infinite or zero in a cast, or NaN in a sum.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class FileBytes:
             # Only now: bytes read before are of the version that is present now. Each request to a store checks that.
             check_unchanged((file for file in touched if not is_read_far(file)), self._options)
             touched.clear()
-            if worker.tally.infinite or worker.tally.zero:
+            if worker.tally.lost_in:
                 self._on_lost(worker.tally)
                 worker.tally = Tally()
             yield data

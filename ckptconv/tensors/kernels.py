@@ -8,6 +8,7 @@ never imports it.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -43,10 +44,12 @@ _LONG_RUN, _FEW_RUNS = 4096, 16
 
 
 class Lost(NamedTuple):
-    """How many finite values became infinite, and how many that are not zero became zero, in casts."""
+    """How many finite values became infinite, and how many that are not zero became zero, in casts; and how many sums
+    are NaN."""
 
-    infinite: int
-    zero: int
+    infinite: int = 0
+    zero: int = 0
+    nan: int = 0
 
 
 def apply(kernels: Sequence[Kernel], data: Buffer, out: memoryview | None = None) -> tuple[memoryview, Lost]:
@@ -57,7 +60,7 @@ def apply(kernels: Sequence[Kernel], data: Buffer, out: memoryview | None = None
     """
     go_on()
     view = memoryview(data).cast("B")
-    infinite = zero = 0
+    lost = Counter[str]()
     for index, kernel in enumerate(kernels):
         if isinstance(kernel, Cut):
             if not 0 <= kernel.start <= kernel.stop <= len(view):
@@ -71,15 +74,15 @@ def apply(kernels: Sequence[Kernel], data: Buffer, out: memoryview | None = None
         else:
             result = scratch(f"kernel {index % 2}", size).data
         _check_room(result, size)
-        infinite += FUNCTIONS[type(kernel)](kernel, view, result)
+        lost[getattr(kernel, "counted", "infinite")] += FUNCTIONS[type(kernel)](kernel, view, result)
         if isinstance(kernel, Cast):
-            zero += vanished(kernel, view, result)
+            lost["zero"] += vanished(kernel, view, result)
         view = result
     if out is not None and view is not out:
         _check_room(out, len(view))
         out[:] = view
         view = out
-    return view, Lost(infinite, zero)
+    return view, Lost(**lost)
 
 
 def scatter(out: memoryview, target: Runs, data: Buffer) -> None:
@@ -304,8 +307,9 @@ class ElementMaker(NamedTuple):
     """A kernel that computes each element of the result from an element of each input.
 
     `name` is its name in JSON. `run` takes the kernel, the inputs one after the other, and room for the result, and
-    returns how many finite values became infinite. `sizes` gives the bytes of an element of all inputs, and of the
-    result. `fits` says whether the kernel converts elements of given dtypes to elements of another.
+    returns how many finite values became infinite; how many are NaN if the kernel has `counted = "nan"`. `sizes` gives
+    the bytes of an element of all inputs, and of the result. `fits` says whether the kernel converts elements of given
+    dtypes to elements of another.
     """
 
     name: str

@@ -24,12 +24,13 @@ class WeightedSum(NamedTuple):
     dtypes: tuple[str, ...]
     weights: tuple[float, ...]
     over: float
+    counted = "nan"
 
 
 def _weighted_sum(kernel: WeightedSum, data: memoryview, out: memoryview) -> int:
     np = numpy_module()
     total = np.frombuffer(out, "f8")
-    inputs, at = [], 0
+    inputs, at, count = [], 0, 0
     for dtype in kernel.dtypes:
         inputs.append(np.frombuffer(data, f"u{DTYPES[dtype].itemsize}", len(total), at))
         at += inputs[-1].nbytes
@@ -50,8 +51,10 @@ def _weighted_sum(kernel: WeightedSum, data: memoryview, out: memoryview) -> int
                 block /= kernel.over
             # Which NaN comes out of arithmetic depends on the processor.
             if math.isnan(block.sum()):
-                block[np.isnan(block)] = np.nan
-    return 0
+                nan = np.isnan(block)
+                block[nan] = np.nan
+                count += int(nan.sum())
+    return count
 
 
 def _fits_terms(kernel: WeightedSum, before: Sequence[DType], after: DType) -> bool:

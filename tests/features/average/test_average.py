@@ -270,6 +270,20 @@ def test_without_quantization_keep_is_met_with_a_conversion_of_the_average() -> 
     ckptconv_here("average", *names, "out", "--keep", "x").refused(2, "--keep has no effect", hint)
 
 
+@pytest.mark.parametrize("dtype", ["keep", "float16"])
+def test_values_that_are_no_numbers_are_warned_of(dtype: str) -> None:
+    diverged = model(1)
+    diverged["a.weight"][3] = math.nan
+    diverged["b.weight"][0, 0] = math.nan
+    names = saved(model(0), diverged, model(2))
+    report = average(names, "out", dtype=dtype, fsync=False, **VERIFIED)
+    (warning,) = (text for text in report.warnings if "NaN" in text)
+    assert warning.startswith("34 values were NaN after the inputs were added up (`ckptconv inspect --stats` finds")
+    assert warning.endswith("have NaN), in 'a.weight', 'b.weight'.")
+    result = load_file("out/model.safetensors")
+    assert sum(int(tensor.isnan().sum()) for tensor in result.values()) == 34
+
+
 @pytest.mark.parametrize(
     ("given_", "word"),
     [

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ckptconv.features.sums.kernels import JOINING, WeightedSum
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.kernels import apply
+from ckptconv.tensors.kernels import Lost, apply
 
 DOUBLES = st.floats(-1e300, 1e300)
 F64 = DTYPES["float64"]
@@ -28,12 +28,13 @@ def test_each_product_and_each_sum_is_rounded_in_order(terms: list[tuple[float, 
         total += number * weight
     expected = total / over
     assert np.frombuffer(result, "f8").tolist() == [expected] or math.isnan(expected)
-    assert not np.any(lost)
+    assert lost == Lost(nan=math.isnan(expected))
 
 
 def test_a_sum_that_is_no_number_is_the_nan_without_sign_or_payload() -> None:
     kernel = WeightedSum(("float32", "float64"), (1.0, -1.0), 1.0)
-    result, _ = apply((kernel,), np.array([np.inf], "f4").tobytes() + np.array([np.inf]).tobytes())
+    result, lost = apply((kernel,), np.array([np.inf], "f4").tobytes() + np.array([np.inf]).tobytes())
+    assert lost == Lost(nan=1)
     assert bytes(result) == np.array([np.nan]).tobytes()
 
 
