@@ -67,7 +67,8 @@ def weighted(
     if len(factors) != steps:
         raise UsageError(
             f"--weights gives {count_of(len(factors), 'weight')}, but there are {count_of(steps, 'checkpoint')}.",
-            "Give one weight for each checkpoint, in order and in one word: --weights 1,2,3.",
+            "Give one weight for each checkpoint, in order and in one word: --weights "
+            f"{','.join('1' * steps) if steps <= _FEW else '1,1,2,…'}.",
         )
     if minus:
         return [*factors, -math.fsum(factors[1:] or factors)], 1.0

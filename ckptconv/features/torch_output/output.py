@@ -9,11 +9,19 @@ from ckptconv.options.table import Options
 from ckptconv.outputs import computed
 from ckptconv.outputs.planning import Output, output_of
 from ckptconv.outputs.targets import Target
+from ckptconv.publish.present import taken_for_input
+from ckptconv.storage.location import Location
+from ckptconv.text import LastWord
 
 
 def plan(source: Source, target: Target, options: Options) -> Output:
     """Plan the file of the weights. Raise UsageError for a computed source, or one like a reference."""
     if computed.command_of(source.computed):
+        if (
+            isinstance(target.proposed, LastWord)
+            and Location(target.path, dict(options.storage_options)).kind != "missing"
+        ):
+            raise taken_for_input(target.path)
         raise UsageError(
             f"{target.path} has the name of a file for torch.load, but computed outputs are written as safetensors.",
             "Give a directory, or a name that ends in .safetensors; `ckptconv safetensors2pt` converts it to .pt.",

@@ -289,6 +289,7 @@ def test_values_that_are_no_numbers_are_warned_of(dtype: str) -> None:
     [
         ({"weights": [1, -1]}, "sum to zero; an average needs another sum."),
         ({"weights": [1]}, "--weights gives 1 weight, but there are 2 checkpoints"),
+        ({"weights": [1, 2, 3]}, "in one word: --weights 1,1"),
         ({"weights": "1,x"}, "such as 1,1,2"),
         ({"weights": [1, 1], "ema": 0.9}, "one of them"),
         *(({"ema": wrong}, "a decay from 0 to 1, such as 0.99") for wrong in (1.5, -0.1, "90%", True, "nan")),
@@ -472,6 +473,20 @@ def test_an_average_is_no_file_for_torch_whatever_asks_for_it(tmp_path: Path) ->
         refused = "needs the feature torch_output", "needs the feature torch_output"
     for output, said in zip((["x", "--to", "pt"], ["x.pt"]), refused, strict=True):
         ckptconv_here(*words, tmp_path / output[0], *output[1:]).refused(2, said)
+
+
+def test_a_last_step_for_torch_is_no_output() -> None:
+    if "pt" not in NAMED:
+        pytest.skip("no feature writes files for torch.load")
+    for number in range(3):
+        torch.save({"w": torch.full((2,), float(number))}, f"{number}.pt")
+    before = Path("2.pt").read_bytes()
+    words = ("average", "0.pt", "1.pt", "2.pt")
+    refused = ckptconv_here(*words).refused(2, "2.pt exists", "is read as another input", "Give OUTPUT with -o.")
+    assert "safetensors" not in refused
+    assert Path("2.pt").read_bytes() == before
+    done(ckptconv_here(*words, "-o", "mean"))
+    assert load_file("mean/model.safetensors")["w"].tolist() == [1.0, 1.0]
 
 
 def test_one_run_is_no_list_of_steps(tmp_path: Path) -> None:
