@@ -15,7 +15,10 @@ def notes_of(sources: Sequence[Source], outputs: Sequence[Output], chosen: Optio
     """Yield the notes on `sources` and on the `outputs` that are planned of them."""
     for source in sources:
         yield from source.notes
-        hints = () if chosen.strip_prefix or chosen.rename else source.hints
+        is_renamed = chosen.strip_prefix and not any(
+            option.startswith("--strip-prefix ") for output in outputs for option in output.notices.idle
+        )
+        hints = () if is_renamed or chosen.rename else source.hints
         yield from (hint for hint in hints if not chosen.key or f"--key {chosen.key} " in hint)
     for output in outputs:
         yield from output.notices.notes

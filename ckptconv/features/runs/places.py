@@ -11,6 +11,7 @@ from ckptconv.formats.suggestions import nearby
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote
 from ckptconv.storage.reading import Entry
+from ckptconv.text import quoted
 
 
 def check_directory(place: Location) -> None:
@@ -21,7 +22,10 @@ def check_directory(place: Location) -> None:
     if place.kind == "missing":
         raise MissingError(f"{place} does not exist.", nearby(place))
     if place.kind != "directory":
-        raise UsageError(f"{place} is {place.entry.described}, where the directory of a run was expected.")
+        raise UsageError(
+            f"{place} is {place.entry.described}, where the directory of a run was expected.",
+            f"Give that of its run: {quoted(place.parent.path or '.')}.",
+        )
 
 
 def known(place: Location, entry: Entry) -> Location:

@@ -15,7 +15,10 @@ NEEDS = ("pairs", "regexes")
 # Advice about an output that does not agree with itself, and about a file that is not what it says.
 STALE = "It belongs to another version of these files; convert again."
 AGAIN = "The file was damaged or changed since it was written; convert again."
-OTHER_SOURCE = "If the source is another one, or was changed since, give the right one; else "
+OTHER_SOURCE = (
+    "`ckptconv diff` compares any two checkpoints. If the source is another one, or was changed since, give the right "
+    "one; else "
+)
 CONVERTED_SO = (
     f"{OTHER_SOURCE}give --for-hub, --key, --include, --exclude, --strip-prefix and --rename as the conversion had "
     "them. The order is: verify SOURCE OUTPUT."

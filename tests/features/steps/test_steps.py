@@ -397,7 +397,8 @@ def test_a_run_without_steps_and_what_is_no_directory_are_refused(tmp_path: Path
         SAVERS["torch"].run(tmp_path / name, 1, 2)
     steps(tmp_path).refused(2, "has the steps of several runs: a, b. Name one of them.")
     save_file(state_of(0), tmp_path / "x.safetensors")
-    steps(tmp_path / "x.safetensors").refused(2, "where the directory of a run was expected")
+    refused = steps(tmp_path / "x.safetensors").refused(2, "where the directory of a run was expected")
+    assert f"Give that of its run: '{tmp_path}'." in refused
 
 
 def test_a_directory_of_a_step_that_nothing_reads_is_not_good_and_no_error(tmp_path: Path) -> None:

@@ -435,6 +435,7 @@ def test_the_first_difference_is_named_by_tensor_index_and_values(tmp_path: Path
         assert error["difference"]["expected"].startswith(str(weights[name][place].item()))
         assert error["difference"]["found"].startswith(str(value))
         assert f"{name!r} differs at index {list(place)}" in run.err
+        assert "`ckptconv diff` compares any two checkpoints. If the source is another one" in run.err
         assert "give the right one; else convert it again. A single file that average, merge or patch wrote" in run.err
 
 

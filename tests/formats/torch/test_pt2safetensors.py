@@ -409,6 +409,10 @@ def test_what_renames_nothing_is_said_and_no_error(tmp_path: Path) -> None:
         "ckptconv: warning: --strip-prefix 'modle.' changes no name; the first is 'model.a'.",
         "ckptconv: warning: --rename 'x=y' changes no name; the first is 'model.a'.",
     ]
+    wrapped = torch_file(tmp_path, {"module.a": torch.ones(2), "module.b": torch.ones(3)}, name="wrapped.pt")
+    run = converted(wrapped, tmp_path / "wrapped.safetensors", "--strip-prefix", "model.")
+    assert "--strip-prefix 'model.' changes no name" in run.err
+    assert "--strip-prefix module. removes it." in run.out
     # What is left out has no name to be changed.
     run = converted(path, tmp_path / "out.safetensors", "--rename", "head=out", "--exclude", "head")
     assert "--rename 'head=out' changes no name" in run.err
