@@ -149,7 +149,9 @@ class Calls:
         if self.judge and is_judged and not self._is_of_script(mentioned):
             self.judge.mention(mentioned)
         if max(len(module), len(name)) > _LONGEST_NAME:
-            raise ExcessiveError(f"names a class by {max(len(module), len(name))} characters")
+            # Python finds no module with a null byte in its name, and reads no further.
+            kind = MalformedError if "\0" in module.partition(".")[0] else ExcessiveError
+            raise kind(f"names a class by {max(len(module), len(name))} characters")
         if mentioned not in self.known and key not in self.meanings and self._is_known(module, name):
             # Python resolves dots in the name as attributes. torch compares the joined path, wherever the module ends.
             self.odd(f"names {brief(mentioned)} with another division into module and name")

@@ -6,6 +6,7 @@ Each function takes the line, without its newline, and the run, whose limits hol
 from __future__ import annotations
 
 import codecs
+import contextlib
 import math
 import re
 
@@ -17,6 +18,7 @@ from ckptconv.text import brief
 _MAX_DIGITS = 4300
 # Numbers in text, as picklers write them. CPython's two unpicklers accept other forms, each its own.
 _WHOLE = re.compile(rb"0|-?[1-9][0-9]*")
+_ACCEPTED = re.compile(rb"\s*[-+]?[0-9]\w*\s*")
 _REAL = re.compile(rb"-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 # Valid escapes in strings; group 1 is a backslash that begins none.
 _ESCAPES = re.compile(rb"\\(?:[\\'\"abfnrtv\n]|[0-3]?[0-7]{1,2}(?![0-7])|[0-3][0-7]{2}|x[0-9a-fA-F]{2})|(\\)")
@@ -40,16 +42,18 @@ def index(line: bytes, run: Calls) -> int:
 
 
 def _digits(line: bytes, run: Calls) -> int:
+    # To CPython's C unpickler, a null byte ends the number, though not the line.
+    number = line.partition(b"\0")[0]
+    if not _ACCEPTED.fullmatch(number):
+        raise MalformedError(f"has {brief(line)[1:]} instead of a number")
     # A byte holds 2.4 digits.
-    if len(line) > min(run.limits.int_bytes * 12 // 5, _MAX_DIGITS):
-        raise ExcessiveError(f"has an integer of {len(line)} digits")
-    if _WHOLE.fullmatch(line):
-        return int(line)
-    run.odd(f"has {brief(line)[1:]} instead of a number")
-    try:
-        return int(line)
-    except ValueError:
-        return 0
+    if len(number) > min(run.limits.int_bytes * 12 // 5, _MAX_DIGITS):
+        raise ExcessiveError(f"has an integer of {len(number)} digits")
+    if not _WHOLE.fullmatch(line):
+        run.odd(f"has {brief(line)[1:]} instead of a number")
+    with contextlib.suppress(ValueError):
+        return int(number)
+    return 0
 
 
 def real(line: bytes, run: Calls) -> float:

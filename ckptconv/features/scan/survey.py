@@ -8,6 +8,7 @@ that does not suffice exceeds the limits.
 from __future__ import annotations
 
 import array
+import re
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -52,6 +53,9 @@ _LENGTHS = {
     0x96: ("<Q", True),
     ord("T"): ("<I", True),
 }
+# Beginnings of instructions with lines of text that Python refuses: no number, no quote, a name with a null byte, and a
+# persistent id, which its own unpickler does not know.
+_REFUSED = re.compile(rb"[ILgpF](?!\s*[-+]?[.0-9iInN])|S[^\"']|[ci][^\n.]*\0|P")
 # The class of objects that say in which file data is, in torch.distributed.checkpoint, and their attribute with its
 # name.
 _IN_FILES, _FILE = "_StorageInfo", "relative_path"
@@ -280,11 +284,14 @@ class _Survey(Machine):
                 self.stack.append(self._passed(position + begin, length) if is_bytes else DROPPED)
                 self._window(position + begin + length, _WINDOW)
                 return True
-        if head[:1] == b"\x95" and len(head) == 9 and int.from_bytes(head[1:], "little") > _FRAME:
-            raise ExcessiveError(f"has a frame of {int.from_bytes(head[1:], 'little')} bytes")
-        if have >= room:
+        frame = int.from_bytes(head[1:], "little") if head[:1] == b"\x95" and len(head) == 9 else 0
+        if have >= room or frame > room:
             return False
+        if frame > _FRAME:
+            raise ExcessiveError(f"has a frame of {frame} bytes")
         if have >= _INSTRUCTION:
+            if _REFUSED.match(head):
+                raise MalformedError("has a line that Python does not read")
             raise ExcessiveError(f"has an instruction of more than {have} bytes")
         self._window(position, max(_WINDOW, 2 * have))
         return True
