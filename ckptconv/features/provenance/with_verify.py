@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable
 
 from ckptconv.errors import DifferenceError, MissingError, UsageError
 from ckptconv.features.verify import AGAIN
-from ckptconv.features.verify.provenance import Manifest, check_no_manifest, read_manifest
+from ckptconv.features.verify.provenance import Manifest, check_no_manifest, not_stated, read_manifest
 from ckptconv.features.verify.report import Verification
-from ckptconv.formats.model_files import INDEX_SUFFIX, SUFFIX
 from ckptconv.formats.run_names import TREES
 from ckptconv.options.table import Options
 from ckptconv.outputs.targets import MANIFEST, pointer_of
 from ckptconv.process import peak_rss
 from ckptconv.result import OutputFile
 from ckptconv.storage.digests import digest_of
-from ckptconv.storage.handles import HIDDEN
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
 from ckptconv.storage.progress import Progress
-from ckptconv.text import some
 
 
 def compared(
@@ -63,7 +60,7 @@ def compared(
         done.bytes_compared += entry["size"]
     done.tensors += len(done.aliases)
     if is_directory:
-        done.warnings.extend(_others(place, {*files, basename(at.path)}))
+        done.warnings.extend(not_stated(place, {*files, basename(at.path)}))
     done.bytes_read = done.bytes_compared
     done.warnings.append(
         f"The files were compared with the {algorithm} digests in {at}, and not with their source: ckptconv verify "
@@ -77,23 +74,6 @@ def _file(place: Location, name: str) -> Location:
     """Return the place of a file of the output in a directory; the file that names a tree lies next to that."""
     form = next((form for form, pointer in TREES.items() if pointer == name), "")
     return place.at(pointer_of(place.path, form)) if form else place.join(name)
-
-
-def _others(place: Location, stated: Collection[str]) -> Iterator[str]:
-    """Yield a warning about files in the output's directory that its manifest does not name. Raise DifferenceError for
-    those that programs may load with it."""
-    entries = {name.partition("/")[0] for name in stated}
-    others = [name for name in place.names if name not in entries and not name.startswith(HIDDEN)]
-    loaded = [name for name in others if name.endswith((SUFFIX, INDEX_SUFFIX))]
-    if loaded:
-        raise DifferenceError(
-            f"{place} holds {some(loaded, 3, str)}, which its manifest does not name.",
-            "Programs may load these files instead or in addition: remove them.",
-            what="file",
-            file=place.join(loaded[0]).path,
-        )
-    if others:
-        yield f"{place} also holds {some(others, 3, str)}, which its manifest does not name: not compared."
 
 
 def _check(

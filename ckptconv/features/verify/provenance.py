@@ -7,12 +7,13 @@ which is computed anew, depends on everything that decides an output.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, DifferenceError, UsageError
 from ckptconv.features.verify import AGAIN, STALE
 from ckptconv.features.verify.planned import Compared
+from ckptconv.formats.model_files import INDEX_SUFFIX, SUFFIX
 from ckptconv.formats.source import Source
 from ckptconv.options.kinds import Rules
 from ckptconv.options.registered import missing
@@ -23,6 +24,7 @@ from ckptconv.outputs.schema import check_manifest, parse_json
 from ckptconv.outputs.targets import Target, seen_path
 from ckptconv.plan import Data, FilePlan, content_of, identity
 from ckptconv.storage.digests import digests_of
+from ckptconv.storage.handles import HIDDEN
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote
 from ckptconv.text import some
@@ -108,6 +110,23 @@ def check_no_manifest(place: Location, options: Options, hint: str) -> None:
     with contextlib.suppress(DifferenceError):  # it is no manifest
         if read_manifest(place, options):
             raise UsageError(f"{place} is a manifest, not a checkpoint.", hint)
+
+
+def not_stated(place: Location, stated: Collection[str]) -> Iterator[str]:
+    """Yield a warning about files in the directory of an output that are not `stated`, as its manifest's are. Raise
+    DifferenceError for those that programs may load with it."""
+    entries = {name.partition("/")[0] for name in stated}
+    others = [name for name in place.names if name not in entries and not name.startswith(HIDDEN)]
+    loaded = [name for name in others if name.endswith((SUFFIX, INDEX_SUFFIX))]
+    if loaded:
+        raise DifferenceError(
+            f"{place} holds {some(loaded, 3, str)}, which its manifest does not name.",
+            "Programs may load these files instead or in addition: remove them.",
+            what="file",
+            file=place.join(loaded[0]).path,
+        )
+    if others:
+        yield f"{place} also holds {some(others, 3, str)}, which its manifest does not name: not compared."
 
 
 def _reference(path: str, output: str) -> str:

@@ -11,13 +11,15 @@ from ckptconv.features.pairs.runs import ExpectedPair
 from ckptconv.features.verify.names import Expected, check_shards, check_structure, compare_names, expected_of
 from ckptconv.features.verify.output import Written, as_planned, read_directory, read_file
 from ckptconv.features.verify.pairs import Attested, Differences
-from ckptconv.features.verify.provenance import check
+from ckptconv.features.verify.provenance import check, check_no_manifest, not_stated
 from ckptconv.features.verify.report import CheckedOutput, Verification
 from ckptconv.formats.model_files import SUFFIX
 from ckptconv.formats.source import MODEL, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.kinds import KINDS, entry_of
+from ckptconv.outputs.targets import MANIFEST, is_beside
 from ckptconv.result import OutputFile
+from ckptconv.storage.paths import basename
 
 # What compares companions: `with_copied` returns a source with those that an output has, and `compared` yields them and
 # their originals.
@@ -37,10 +39,14 @@ def pairs(
     entry = place.entry
     is_file = target.path.endswith(SUFFIX) and (entry.kind == "file" or target.at is not None)
     if not (is_file or entry.kind == "directory" or target.at is not None):
+        if entry.kind == "file" and target.path.endswith(".json"):
+            named = place.parent.path if place.name == MANIFEST else f"OUTPUT --manifest {target.path}"
+            check_no_manifest(place, options, f"Give the output: ckptconv verify {source.path} {named}")
+        asked = "" if options.to else "Say with --to which kind it is; "
         known = [ending for name, kind in KINDS.items() if entry_of(name).compared for ending in kind.suffixes]
         raise UsageError(
             f"{target.path} is not an output: a file ends in {', '.join(known)}, else it is a directory.",
-            "Say with --to which kind it is; ckptconv diff compares any two." if entry.kind == "file" else "",
+            f"{asked}ckptconv diff compares any two checkpoints." if entry.kind == "file" else "",
         )
     is_model = source.is_model
     expected = expected_of(source, options, target.holds) if is_model else _NOTHING
@@ -69,6 +75,9 @@ def pairs(
             output = as_planned(written, target.place, manifest.members["files"], expected.record, attested.known)
             return check(manifest, as_read, target.planned, output)
 
+        if target.at is None and entry.kind == "directory" and not is_beside(place.path, [source]):
+            beside = map(basename, (manifest.place.path, *target.others))
+            done.warnings.extend(not_stated(place, {*beside, *manifest.members["files"]}))
         attested.later(check_manifest)
         attested.expect(manifest, written)
     counted = Counter(written.homes.values())

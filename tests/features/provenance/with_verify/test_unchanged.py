@@ -55,6 +55,32 @@ def test_any_other_file_is_a_difference(damage: Callable[[Path], object], said: 
         verify(output)
 
 
+def test_files_that_the_manifest_does_not_name_are_told_when_the_source_is_given_too(tmp_path: Path) -> None:
+    source = seven_shards(tmp_path / "in.pt", rows=5).rename(tmp_path / "model.pt")
+    output = tmp_path / "out"
+    convert(source, output, max_shard_size=20_000)
+    assert verify(source, output).warnings == []
+    (output / "pytorch_model.bin").write_bytes(b"of another")
+    (told,) = verify(source, output).warnings
+    assert "also holds pytorch_model.bin, which its manifest does not name: not compared" in told
+
+
+def test_an_output_in_the_directory_of_its_source_has_other_files_beside_it(tmp_path: Path) -> None:
+    source = seven_shards(tmp_path / "model.pt", rows=5)
+    convert(source, tmp_path, max_shard_size=20_000)
+    assert verify(source, tmp_path).warnings == []
+
+
+def test_a_manifest_in_the_place_of_the_output_is_known(tmp_path: Path) -> None:
+    source = seven_shards(tmp_path / "model.pt", rows=5)
+    convert(source, tmp_path / "out", max_shard_size=20_000)
+    with pytest.raises(UsageError) as refused:
+        verify(source, tmp_path / "out" / MANIFEST)
+    assert "is a manifest, not a checkpoint" in refused.value.message
+    assert refused.value.hint == f"Give the output: ckptconv verify {source} {tmp_path / 'out'}"
+    assert verify(source, tmp_path / "out").tensors
+
+
 def test_files_that_the_manifest_does_not_name_are_told_and_refused_if_they_are_loaded_too(output: Path) -> None:
     (output / "notes.txt").write_text("of the user")
     (told, _) = verify(output).warnings
