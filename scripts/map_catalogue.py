@@ -17,8 +17,8 @@ Tiny models with odd sizes, made by the frameworks, are in `tests/features/maps/
 converters made of them. `make test` compares each map with that, both ways, bit for bit. `make test-maps` installs the
 frameworks and compares what they make now; it also converts checkpoints that torchtitan and Megatron-core have just
 saved, and compares the logits that transformers computes with those of the original model. `make test-maxtext` does the
-same with steps of Llama, Llama 3.1, Gemma and Gemma 2 that MaxText 0.2.5 has computed with and saved, with stacked and
-with numbered layers."""
+same with steps of Llama, Llama 3.1, Gemma, Gemma 2 and the text of Gemma 3 that MaxText 0.2.5 has computed with and
+saved, with stacked and with numbered layers."""
 _CONVERTERS = """\
 ## Tested conversions
 

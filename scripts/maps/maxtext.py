@@ -245,6 +245,8 @@ _OF_STEPS = {
     "max_position_embeddings": 64,
 }  # fmt: skip
 _GEMMA = {**_OF_STEPS, **_TIED, "vocab_size": 37, "hidden_act": "gelu_pytorch_tanh"}
+# The weights of Gemma 3 that its text does not need, which are not saved.
+_VISION_KEYS = r"model\.(vision_tower|multi_modal_projector)\."
 # The config.json of each model of maxtext_steps.py. Those of Gemma have fewer rows in their embeddings.
 _CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {**_OF_STEPS, "model_type": "llama", "architectures": ["LlamaForCausalLM"]},
@@ -255,6 +257,16 @@ _CONFIGS: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 6, "sliding_window": 4, "attn_logit_softcapping": 50.0,
         "final_logit_softcapping": 30.0,
     },
+    "gemma3": Gemma3Config(
+        text_config={
+            **_GEMMA, "num_hidden_layers": 8, "hidden_size": 16, "num_attention_heads": 4, "query_pre_attn_scalar": 6,
+            "sliding_window": 4, "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+        vision_config=_VISION, mm_tokens_per_image=4, architectures=["Gemma3ForConditionalGeneration"],
+    ).to_dict(),
 }  # fmt: skip
 
 
@@ -275,7 +287,7 @@ def logits() -> Iterator[str]:
             for kind in ("", "-numbered"):
                 expected = torch.from_numpy(np.load(Path(place, f"{name}{kind}.npy")))
                 yield compare_saved(
-                    f"maxtext-{name}{kind}", Path(place, name + kind), expected, config, f"maxtext-{name}"
+                    f"maxtext-{name}{kind}", Path(place, name + kind), expected, config, f"maxtext-{name}", _VISION_KEYS
                 )
 
 

@@ -33,7 +33,9 @@ _COMMON = {
 }  # fmt: skip
 _GEMMA = {"mlp_activations": ["gelu", "linear"], "logits_via_embedding": True}
 _AFTER = {"use_post_attn_norm": True, "use_post_ffw_norm": True}
-# The settings of each model. Layers of Gemma 2 are pairs, a local and a global one.
+# The settings of each model. Layers of Gemma 2 are pairs, a local and a global one. Of Gemma 3, six layers are stacked
+# by themselves, and two are left over. Its converter has the root of the hidden size in bfloat16, so that is a whole
+# number here.
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {"decoder_block": "llama2", "base_num_decoder_layers": 2},
     "llama3.1": {
@@ -43,6 +45,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "gemma2": {
         "decoder_block": "gemma2", "base_num_decoder_layers": 2, "final_logits_soft_cap": 30.0,
         "attn_logits_soft_cap": 50.0, "sliding_window_size": 4, **_GEMMA, **_AFTER,
+    },
+    "gemma3": {
+        "model_name": "gemma3-4b", "decoder_block": "gemma3", "base_num_decoder_layers": 8, "base_emb_dim": 16,
+        "base_num_query_heads": 4, "sliding_window_size": 4, "rope_linear_scaling_factor": 8.0, **_GEMMA, **_AFTER,
     },
 }  # fmt: skip
 
