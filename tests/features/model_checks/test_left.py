@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from cells import offered, trained
+from cells import looking, offered, trained
 from checkpoints import ckptconv_here
 from effort import every
 from safetensors.torch import save_file
 
-from ckptconv import Report, UsageError, convert, inspect
+from ckptconv import Report, UsageError, convert
 from ckptconv.features.companions.deciding import UNASKED
 from ckptconv.features.model_checks.left import reason_of
 
@@ -178,25 +178,6 @@ def test_a_folder_with_the_name_of_a_step_is_said_to_be_one() -> None:
     assert reason_of("10", "directory") == "named like another step"
 
 
-def test_inspect_lists_the_files_of_a_model_by_their_roles(source: Path) -> None:
-    run = ckptconv_here("inspect", source, "--json")
-    assert run.json["roles"] == {
-        "configuration": ["adapter_config.json", "config.json"],
-        "tokenizer": ["tokenizer.json"],
-        "description, license": ["README.md"],
-        "hidden file": [".env"],
-        "code": ["modeling_tiny.py"],
-        "state of the training": ["optimizer.pt", "trainer_state.json"],
-        "weights": ["model.onnx", "pytorch_model.bin"],
-        "pickle": ["vocab.pkl"],
-        "folders are not copied": ["onnx"],
-        "not known as a model's": ["notes.odt"],
-    }
-    shown = ckptconv_here("inspect", source).out
-    assert "  configuration           adapter_config.json, config.json" in shown
-    assert inspect(source / "pytorch_model.bin").roles is None
-
-
 def test_one_file_among_other_weights_is_not_taken_for_the_checkpoint(tmp_path: Path) -> None:
     """Such as in the parent directory of several checkpoints."""
     directory = tmp_path / "in"
@@ -211,7 +192,9 @@ def test_one_file_among_other_weights_is_not_taken_for_the_checkpoint(tmp_path: 
     ) as told:
         convert(directory, tmp_path / "out", dry_run=True)
     assert told.value.hint.startswith("Give one of them")
-    assert told.value.message.removesuffix(" Nothing was written.") in inspect(directory).warnings
+    warning = told.value.message.removesuffix(" Nothing was written.")
+    for command in looking():
+        assert warning in ckptconv_here(command, directory, "--json").json["warnings"]
     assert convert(directory / "c.safetensors", tmp_path / "out", fsync=False).tensors == 1
     # A file with the name of a model is the checkpoint.
     (directory / "c.safetensors").rename(directory / "model.safetensors")
@@ -226,7 +209,8 @@ def test_of_weights_of_several_libraries_the_report_names_all(tmp_path: Path) ->
     report = convert(place, tmp_path / "out")
     what = "model.safetensors was read, and not open_clip_model.safetensors. Name a file to convert it."
     assert report.warnings == [f"{place} has weights of several libraries: {what}"]
-    assert report.warnings[0] in inspect(place).warnings
+    for command in looking():
+        assert report.warnings[0] in ckptconv_here(command, place, "--json").json["warnings"]
     assert convert(place / "model.safetensors", tmp_path / "one").warnings == []
     # The same weights in another format are no others.
     (place / "open_clip_model.safetensors").rename(place / "pytorch_model.bin")

@@ -230,13 +230,6 @@ def test_the_command_line_takes_urls_storage_options_and_the_environment(
 # ------------------------------------------------------------------------------------------------- what is asked for
 
 
-@pytest.mark.skipif("like" not in OPTIONS, reason="there are no references")
-def test_a_file_that_was_read_is_not_asked_for_again(s3: S3, proxy: Proxy, model: Path) -> None:
-    url, through = s3.put(model, "asked/model.pt"), json.dumps(s3.through(proxy.endpoint))
-    assert ckptconv_here("inspect", url, "--storage-options", through).code == 0
-    assert [asked.method for asked in proxy.asked][-1] == "GET"
-
-
 def test_a_dry_run_says_that_a_store_was_not_tried(s3: S3, proxy: Proxy, model: Path) -> None:
     settings = {"storage_options": s3.through(proxy.endpoint), "dry_run": True}
     (note,) = convert(model, f"s3://{BUCKET}/dry.safetensors", **settings).notes
@@ -244,6 +237,7 @@ def test_a_dry_run_says_that_a_store_was_not_tried(s3: S3, proxy: Proxy, model: 
     assert {asked.method for asked in proxy.asked} == {"HEAD", "GET"}
 
 
+@pytest.mark.skipif("like" not in OPTIONS, reason="there are no references")
 @verifying
 def test_of_a_reference_headers_are_read_and_what_is_filled_in(s3: S3, proxy: Proxy, tmp_path: Path) -> None:
     state = {f"layers.{number}": torch.randn(500, 1000) for number in range(8)}  # 16 MB

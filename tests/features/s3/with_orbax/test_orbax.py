@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cells import opened, verifying
+from cells import looking, opened, verifying
 from checkpoints import ckptconv_here, done
 from features.orbax import writer
 from features.s3.server import S3, tried_once
@@ -58,4 +58,5 @@ def test_a_conversion_reads_each_chunk_once_and_verify_and_diff_find_it_equal(
     ckptconv.convert(step, tmp_path / "local.safetensors")
     assert out.read_bytes() == (tmp_path / "local.safetensors").read_bytes()
     done(ckptconv_here("diff", step, out))
-    assert f"{LAYERS} tensors" in done(ckptconv_here("inspect", step)).out
+    for command in looking():
+        assert f"{LAYERS} tensors" in done(ckptconv_here(command, step)).out
