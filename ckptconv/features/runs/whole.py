@@ -178,7 +178,7 @@ def _measured(known: Judged, inert: bool) -> Judged:
         weights=weights,
         optimizer=optimizer or sum(of_optimizer),
         path=sources[0].path,
-        read=frozenset(path for source in sources for path in _read(step, source)),
+        read=frozenset(path for source in sources for path in read_of(step, source)),
         others=_others(step, sources[0]),
     )
 
@@ -188,7 +188,7 @@ def is_optimizer(path: str) -> bool:
     return _OPTIMIZER_FILE.fullmatch(path.rpartition("/")[2]) is not None
 
 
-def _read(step: Step, source: Source) -> list[str]:
+def read_of(step: Step, source: Source) -> list[str]:
     """Return the files of a step from which `source` is read. Of a directory with files of ranks, these are all of
     those: which are read for some tensors does not tell whose the others are."""
     places = {path: entry.file.path for path, entry in step.files.items()}
@@ -204,7 +204,7 @@ def _read(step: Step, source: Source) -> list[str]:
 
 def _others(step: Step, source: Source) -> list[str]:
     """Return the files of a step that hold weights by their names, and that are not read for those of `source`."""
-    read = _read(step, source)
+    read = read_of(step, source)
     return [path for path in step.files if path.endswith(WEIGHTS) and not is_beside_weights(path) and path not in read]
 
 

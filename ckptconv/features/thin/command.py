@@ -109,7 +109,7 @@ def thin(
     if output.json:
         output.print_json(True, dataclasses.asdict(report))
     else:
-        output.tell(_lines(report, is_read=chosen["check"] or chosen["stats"]))
+        output.tell(_lines(report, chosen))
 
 
 def _report(run: str, thinning: Thinning, left: Mapping[str, int | None]) -> ThinReport:
@@ -156,8 +156,8 @@ def _sizes(steps: Sequence[ThinnedStep]) -> str:
     return f"{format_size(before)} → {format_size(sum(size or 0 for size in left))}"
 
 
-def _lines(report: ThinReport, is_read: bool) -> Iterator[str]:
-    """Yield a line for each step, by what a plan calls steps good if no data `is_read`, and what all together are."""
+def _lines(report: ThinReport, chosen: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each step, by what a plan calls steps good if no data is read, and what all together are."""
     from ckptconv.features.runs.beside import listed
 
     words = _DONE if report.carried_out else _WOULD
@@ -168,14 +168,13 @@ def _lines(report: ThinReport, is_read: bool) -> Iterator[str]:
     if report.finished:
         yield f"an earlier run was finished: {', '.join(report.finished)}"
     others = [step for step in report.steps if step.action != "keep"]
-    is_reducing = any(step.action == "lessen" for step in others)
     if lost := dict.fromkeys(name for step in others for name in step.lost):
         goes = "went too" if report.carried_out else "would go too"
         names = some([*lost], _MOST_NAMES, str)
         yield f"{names} {goes}: reduced steps keep their weights and small files that have a suffix, but no pickles"
-    if others and not (report.carried_out or is_read):
+    if others and not (report.carried_out or chosen["check"] or chosen["stats"]):
         yield "good is by sizes and markers: no data was read; --check compares digests, --stats looks for NaN"
-    stay, go = _TOGETHER[is_reducing, report.carried_out]
+    stay, go = _TOGETHER[bool(chosen["drop"] or chosen["as_"]), report.carried_out]
     kept = len(report.steps) - len(others)
     stay = "stays" if (kept, stay) == (1, "stay") else stay
     yield (
@@ -183,4 +182,4 @@ def _lines(report: ThinReport, is_read: bool) -> Iterator[str]:
         f"{count_of(len(others), 'step')} {go} ({_sizes(others)} in all)"
     )
     if not report.carried_out:
-        yield "nothing was changed: --yes does it" if others else "nothing was changed: no step would go"
+        yield f"nothing was changed: {'--yes does it' if others else f'no step {go}'}"

@@ -21,6 +21,7 @@ from ckptconv.features.runs.reading import read
 from ckptconv.features.runs.run import Run, run_at
 from ckptconv.features.runs.step import Step
 from ckptconv.features.runs.whole import WEIGHTS, Judged, is_optimizer, judged, newest_good, opened
+from ckptconv.features.thin.forms import without_forms
 from ckptconv.features.thin.metrics import STATE, best_named, best_of, may_be_highest
 from ckptconv.features.thin.policy import PERIODS, Candidate, Policy, reasons_to_stay
 from ckptconv.formats.model_files import INDEX
@@ -101,6 +102,9 @@ def planned(
         named = options["remove"]
         reasons = {name: why if why or name in named else ["not named"] for name, why in reasons.items()}
     is_lessening = bool(options["drop"] or options["as_"])
+    if is_lessening:
+        goal = options["as_"] or ""
+        every = [known if reasons[known.step.name] else without_forms(known, goal, inert) for known in every]
     steps = [_planned(known, reasons[known.step.name], is_lessening) for known in every]
     if options["as_"] == "delta":
         steps = [step._replace(base=_base_of(step, steps)) if step.action == LESSEN else step for step in steps]
