@@ -125,7 +125,8 @@ class _Tied(TypedDict, total=False):
     similar files, without structure record and manifest."""
 
     opaque: Literal["keep", "drop"] | None
-    """Write (keep) or leave out (drop) objects of classes that are not known to be plain data. Default: refuse."""
+    """Write (keep) or leave out (drop) objects of classes that are not known to be plain data. Default: safetensors
+    keep them, .pt is refused."""
 
     drop_opaque: bool
     """The same as --opaque drop."""

@@ -249,7 +249,7 @@ class Options(Given):
         OPAQUE,
         "Write (keep) or leave out (drop) objects of classes that are not known to be plain data.",
         metavar="keep|drop",
-        fallback="refuse",
+        fallback="safetensors keep them, .pt is refused",
         group=TAKE,
         common="safetensors2pt",
     )

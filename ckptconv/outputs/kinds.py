@@ -94,7 +94,7 @@ class OfFeature(NamedTuple):
 
 
 ELSEWHERE = {**OF_CHECKPOINT, **OF_UNIVERSAL}
-IN_SAFETENSORS = {"opaque": "has no effect on safetensors, which keep objects as data"}
+IN_SAFETENSORS = {"opaque": "has no effect on safetensors, which keep objects as data; --no-structure leaves them out"}
 _STATES = {
     **IN_SAFETENSORS,
     **dict.fromkeys(("key", "like", "partial", "fill", "master"), "has no effect: it applies only to weights"),

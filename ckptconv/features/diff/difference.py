@@ -18,7 +18,7 @@ from ckptconv.features.diff.reading import Encoding, Pair, compare
 from ckptconv.features.reporting.quantized import Quantization, Steps
 from ckptconv.features.reporting.statistics import root
 from ckptconv.formats.coded import parts_among
-from ckptconv.formats.source import NOT_CONVERTED, Source
+from ckptconv.formats.source import NOT_CONVERTED, STATES_ARE_CONVERTED, THEIR_STATES_ARE_CONVERTED, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import selection
 from ckptconv.outputs.hints import globs_like
@@ -327,10 +327,10 @@ def difference(
         norm=_norm(pairs.values()) if measure else None,
         tensors=sorted(tensors, key=lambda tensor: tensor.rank),
         warnings=[
-            *(text.replace(NOT_CONVERTED, "Not compared: ") for text in _warnings_of(source_a, source_b)),
+            *dict.fromkeys(map(_not_compared, _warnings_of(source_a, source_b))),
             *(*a.warnings, *b.warnings, *idle_sentences(idle)),
         ],
-        hints=[*_hints(tensors, {"A": source_a, "B": source_b}), *_of_codes(a, b)],
+        hints=[*_hints(tensors, {"A": source_a, "B": source_b}), *_of_codes(a, b), *_left(source_a, source_b)],
         not_compared=list(dict.fromkeys([*a.values, *b.values])),
         quantization=quantization,
         bytes_compared=sum(pair.nbytes for pair in pairs.values()),
@@ -338,6 +338,19 @@ def difference(
         seconds=time.monotonic() - started,
         peak_rss_bytes=peak_rss(),
     )
+
+
+def _left(*sources: Source) -> Iterable[str]:
+    """Return a sentence for each part of the sources that conversions leave out."""
+    notes = (note for source in sources for note in source.notes if note.startswith(NOT_CONVERTED))
+    return dict.fromkeys(map(_not_compared, notes))
+
+
+def _not_compared(note: str) -> str:
+    """Return a sentence about a part that conversions leave out, as it is true of a comparison."""
+    states = "--with-states for the optimizer states, "
+    note = note.replace(THEIR_STATES_ARE_CONVERTED, states).replace(STATES_ARE_CONVERTED, ". Use --with-states for it")
+    return note.replace(NOT_CONVERTED, "Not compared: ")
 
 
 def _warnings_of(*sources: Source) -> Iterator[str]:

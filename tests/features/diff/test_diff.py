@@ -86,6 +86,9 @@ def test_optimizer_states_are_compared_if_asked_for() -> None:
     states = [each.name for each in found.tensors if each.name.startswith("optimizer.")]
     assert len(found.tensors) == weights + len(states)
     assert any(name.endswith(".exp_avg") for name in states)
+    left = [hint for hint in diff(one, other).hints if hint.startswith("Not compared: ")]
+    assert left == ["Not compared: the optimizer. Use --with-states for it."]
+    assert not [hint for hint in found.hints if hint.startswith("Not compared: ")]
     chosen = diff(one, other, with_states=True, include=states[0].removeprefix("optimizer."))
     assert [each.name for each in chosen.tensors] == [states[0]]
     with pytest.raises(UsageError, match="no optimizer states"):

@@ -297,6 +297,9 @@ def test_classes_of_other_packages_are_named_and_stay_data(tmp_path: Path) -> No
     path = torch_file(tmp_path, {"weights": torch.ones(2), "path": Path("/a/b"), "args": Arguments(lr=torch.zeros(1))})
     report = converted(path, "--json").json
     assert sorted(report["opaque"]) == ["pathlib.PosixPath", f"{__name__}.Arguments"]
+    assert "--no-structure leaves them out" in converted(path, "--drop-opaque").err
+    assert "opaque" not in converted(path, "--no-structure").err
+    report = converted(path, "--json").json
     stored = load_file(tmp_path / "model.safetensors")
     assert torch.equal(stored.pop("weights"), torch.ones(2))
     ((name, tensor),) = stored.items()
