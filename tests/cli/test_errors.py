@@ -182,5 +182,6 @@ def test_a_choice_without_tensors_is_a_question_of_use(tmp_path: Path) -> None:
     path.write_bytes(zipped(members(pickled(mapped(text("weight"), tensor(), text("epoch"), number(7))))))
     run = ckptconv_here("pt2safetensors", path, "--key", "epoch")
     assert (run.code, run.out) == (2, "")
-    assert run.err == f"ckptconv: No tensor to convert is under 'epoch' of {path}. Nothing was written.\n"
+    message = f"ckptconv: No tensor to convert is under 'epoch' of {path}. Nothing was written."
+    assert run.err == f"{message} `ckptconv inspect` shows the values.\n"
     assert [file.name for file in tmp_path.iterdir()] == ["model.pt"]

@@ -7,7 +7,7 @@ import heapq
 import json
 import math
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -23,7 +23,7 @@ from ckptconv.outputs.naming import tree_of
 from ckptconv.outputs.notices import idle_sentences
 from ckptconv.pickles.children import ATOMS
 from ckptconv.pickles.keys import value_of
-from ckptconv.pickles.nodes import NumpyScalar, TorchConstant
+from ckptconv.pickles.nodes import NumpyScalar, Opaque, TorchConstant
 from ckptconv.pickles.vocabulary import MalformedError
 from ckptconv.plan import Data, Plan
 from ckptconv.result import Shown
@@ -312,7 +312,7 @@ def _reworded(note: str) -> str:
 
 
 def _values(*trees: Any) -> Iterator[tuple[str, Value]]:
-    """Yield the values in `trees` that are not tensors, by name."""
+    """Yield the values in `trees` that are not tensors, by name; of an object, those of its attributes."""
     stack: list[tuple[str, Any]] = [("", tree) for tree in reversed(trees)]
     seen: set[int] = set()
     while stack:
@@ -325,7 +325,12 @@ def _values(*trees: Any) -> Iterator[tuple[str, Value]]:
                 yield name, _plain(value)
         elif id(value) not in seen:
             seen.add(id(value))
+            inner: Iterable[tuple[Any, Any]]
             inner = value.items() if isinstance(value, Mapping) else enumerate(value) if kind in (list, tuple) else ()
+            if isinstance(value, Opaque):
+                # An object's attributes are in a dict, which one with slots has in a pair.
+                states = [part for state in value.state for part in (state if type(state) is tuple else (state,))]
+                inner = [item for state in states if isinstance(state, Mapping) for item in state.items()]
             prefix = name + "." if name else ""
             inner_values = [(prefix + _word(key), item) for key, item in inner if not isinstance(item, LazyTensor)]
             stack.extend(reversed(inner_values if len(prefix) < _DEEPEST else []))

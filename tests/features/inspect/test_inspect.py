@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import base64
 import hashlib
 import html
@@ -754,6 +755,27 @@ def test_values_are_those_of_json_and_others_are_documented_texts(tmp_path: Path
     shown = ckptconv_here("inspect", tmp_path / "x.pt", "--verbose").out
     assert "  betas: [0.9, null, true]\n" in shown
     assert "  name: O'Neil\n" in shown
+
+
+class Slotted:
+    """An object with a slot, beside a dict of attributes."""
+
+    __slots__ = ("__dict__", "rank")
+
+    def __init__(self) -> None:
+        self.rank, self.host = 3, "a"
+
+
+def test_the_attributes_of_objects_are_values(tmp_path: Path) -> None:
+    inner = argparse.Namespace(lr=3e-4, arch="vit", betas=[0.9, 0.95], inner=argparse.Namespace(seed=1))
+    inner.itself, inner.weight = inner, torch.ones(1)
+    torch.save({"model": {"w": torch.ones(2)}, "args": inner, "slots": Slotted()}, tmp_path / "x.pt")
+    values = library.inspect(tmp_path / "x.pt").values
+    expected = {"lr": 3e-4, "arch": "vit", "betas": [0.9, 0.95], "inner.seed": 1}
+    assert values == {**{f"args.{name}": value for name, value in expected.items()}, "slots.rank": 3, "slots.host": "a"}
+    assert library.inspect(tmp_path / "x.pt", key="args").values == expected
+    run = ckptconv_here("convert", tmp_path / "x.pt", tmp_path / "out", "--key", "slots")
+    run.refused(2, "No tensor to convert is under 'slots'", "`ckptconv inspect` shows the values.")
 
 
 def test_an_option_that_only_convert_has_is_refused_by_name(tmp_path: Path) -> None:

@@ -297,9 +297,11 @@ def test_classes_of_other_packages_are_named_and_stay_data(tmp_path: Path) -> No
     path = torch_file(tmp_path, {"weights": torch.ones(2), "path": Path("/a/b"), "args": Arguments(lr=torch.zeros(1))})
     report = converted(path, "--json").json
     assert sorted(report["opaque"]) == ["pathlib.PosixPath", f"{__name__}.Arguments"]
-    assert "--no-structure leaves them out" in converted(path, "--drop-opaque").err
-    assert "opaque" not in converted(path, "--no-structure").err
-    report = converted(path, "--json").json
+    words = ("convert", path, tmp_path / "other.safetensors")
+    assert "--no-structure leaves them out" in done(ckptconv_here(*words, "--drop-opaque")).err
+    assert "path" in done(ckptconv_here("inspect", tmp_path / "other.safetensors")).out
+    done(ckptconv_here(*words, "--no-structure"))
+    assert "path" not in done(ckptconv_here("inspect", tmp_path / "other.safetensors")).out.replace(str(tmp_path), "")
     stored = load_file(tmp_path / "model.safetensors")
     assert torch.equal(stored.pop("weights"), torch.ones(2))
     ((name, tensor),) = stored.items()
