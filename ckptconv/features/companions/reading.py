@@ -121,11 +121,18 @@ def _read(file: File, source: Source, options: Mapping[str, object]) -> Mapping[
     return configs.read(Location(file.path, dict(options))) if derived is None else derived
 
 
+def code_named(config: Mapping[str, Any]) -> list[str]:
+    """Return the files of code that a configuration names: of its own repository, or those of others, after "--"."""
+    own = config.get("auto_map")
+    # A tokenizer has a list of two classes.
+    every = [value if isinstance(value, list) else [value] for value in own.values()] if isinstance(own, dict) else []
+    parts = (text.rpartition("--") for values in every for text in values if isinstance(text, str))
+    return list(dict.fromkeys(f"{repository}{mark}{name.split('.')[0]}.py" for repository, mark, name in parts))
+
+
 def code_notes(config: Mapping[str, Any]) -> list[str]:
     """Return a note if a configuration that is copied names code, which is not."""
-    own = config.get("auto_map")
-    named = [text for text in own.values() if isinstance(text, str)] if isinstance(own, dict) else []
-    code = dict.fromkeys(f"{text.split('.')[0]}.py" for text in named if "--" not in text)
+    code = [name for name in code_named(config) if "--" not in name]
     if not code:
         return []
     needed = "Loading the model needs this code, and runs it."

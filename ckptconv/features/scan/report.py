@@ -101,6 +101,12 @@ RULES: dict[str, ScanRule] = {
         "A virtual checkpoint names directories or servers; reading it reads tensors from there. scan did not contact "
         "them. Read the file only if you know them.",
     ),
+    "repository-code": ScanRule(
+        "It names code of a repository",
+        UNKNOWN,
+        "A configuration beside the weights names Python files in auto_map. Loading the model with "
+        "trust_remote_code=True runs them, and scan judges no Python files. Read them before you load the model.",
+    ),
     "unreadable": ScanRule(
         "It cannot be judged",
         UNREADABLE,

@@ -56,10 +56,10 @@ def scan(
 ) -> ScanReport:
     """Return a verdict for each file in `paths`, files or directories, by what loading it would run.
 
-    The verdict on a file is "safe", "suspicious", "attack" or "unreadable"; `ckptconv.features.scan.report.RULES`
-    describes the reasons. A file's content decides its kind, not its name. Those that are no checkpoints are
-    counted and skipped. Directories are searched to any depth, hidden files too. Symbolic links to files are followed;
-    a link to a directory that is not searched otherwise is "unknown".
+    The verdict on a file is "safe", "unknown", "suspicious", "attack" or "unreadable";
+    `ckptconv.features.scan.report.RULES` describes the reasons. A file's content decides its kind, not its name. Those
+    that are no checkpoints are counted and skipped. Directories are searched to any depth, hidden files too. Symbolic
+    links to files are followed; a link to a directory that is not searched otherwise is "unknown".
 
     Pickles and descriptions are read, no tensor data, and nothing is run.
 
@@ -329,7 +329,12 @@ def _of_feature(module: str) -> Iterator[_Special]:
 _FEATURES: tuple[str, ...] = (
     "ckptconv.features.dcp.scanned",
 )  # fmt: skip
+# Modules of features with a way to judge other files beside a checkpoint: `is_one` and `look`.
+_BESIDE: tuple[str, ...] = (
+    "ckptconv.features.companions.with_scan",
+)  # fmt: skip
 _SPECIAL = (
+    *(_Special(module.is_one, module.look) for module in map(import_module, _BESIDE)),
     *(special for module in _FEATURES for special in _of_feature(module)),
     _Special(
         lambda place, head: (

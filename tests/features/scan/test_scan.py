@@ -329,7 +329,7 @@ def test_each_reason_is_given_for_what_it_is(what: str, tmp_path: Path) -> None:
 
 
 def test_every_rule_is_tried() -> None:
-    assert {*(rule for rule, _ in REASONS.values()), "dangerous-call", "path-outside"} == set(RULES)
+    assert {*(rule for rule, _ in REASONS.values()), "dangerous-call", "path-outside", "repository-code"} == set(RULES)
     assert {rule.verdict for rule in RULES.values()} == set(VERDICTS) - {"safe"}
 
 
