@@ -76,7 +76,8 @@ def pairs(
             return check(manifest, as_read, target.planned, output)
 
         if target.at is None and entry.kind == "directory" and not is_beside(place.path, [source]):
-            beside = map(basename, (manifest.place.path, *target.others))
+            compared = [file.path for file in written.files]
+            beside = map(basename, (manifest.place.path, *target.others, *compared))
             done.warnings.extend(not_stated(place, {*beside, *manifest.members["files"]}))
         attested.later(check_manifest)
         attested.expect(manifest, written)
