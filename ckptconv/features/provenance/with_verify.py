@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 
 from ckptconv.errors import DifferenceError, MissingError, UsageError
-from ckptconv.features.verify import AGAIN
 from ckptconv.features.verify.provenance import Manifest, check_no_manifest, not_stated, read_manifest
 from ckptconv.features.verify.report import Verification
 from ckptconv.formats.run_names import TREES
@@ -19,6 +18,9 @@ from ckptconv.storage.digests import digest_of
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
 from ckptconv.storage.progress import Progress
+
+# Who has an output without its source has got it from somebody.
+_AGAIN = "The file was damaged or changed since it was written: download it again, or convert again."
 
 
 def compared(
@@ -82,7 +84,9 @@ def _check(
     """Raise DifferenceError unless a file has the size and the digest of its `entry` in the manifest."""
     stated: dict[str, object] = entry["digests"]  # type: ignore[assignment]
     if file.kind != "file":
-        raise DifferenceError(f"{file} is missing, and {manifest.place} has it.", AGAIN, what="missing", file=file.path)
+        raise DifferenceError(
+            f"{file} is missing, and {manifest.place} has it.", _AGAIN, what="missing", file=file.path
+        )
     with contextlib.closing(file.open_reader()) as reader:
         size = reader.file.size
         digest = digest_of(reader, algorithm, progress) if size == entry["size"] else ""
@@ -91,7 +95,7 @@ def _check(
         wanted = stated["file"] if digest else f"{entry['size']} bytes"
         raise DifferenceError(
             f"{file} has {difference}, and {manifest.place} says {wanted}.",
-            AGAIN,
+            _AGAIN,
             what="file",
             file=file.path,
             expected=wanted,
