@@ -95,9 +95,13 @@ def ends_early(path: str, end: int, wanted: int) -> CorruptError:
     )
 
 
+WRITTEN = "Try again when no program writes to it."
+
+
 def changed(file: File, now: Entry) -> CorruptError:
-    change = f"now has {now.file.size}" if now.kind == "file" else "is gone now"
+    size = f"now has {now.file.size}" if now.file.size != file.size else "was written again"
+    change = size if now.kind == "file" else "is gone now"
     return CorruptError(
         f"{file.path} changed while it was read (it had {file.size} bytes, and {change}). It was not converted.",
-        "Try again when no program writes to it.",
+        WRITTEN,
     )

@@ -49,7 +49,7 @@ def serve(source: Checkpoint, *, host: str = "127.0.0.1", port: int = 0, **optio
     shown = output_of("serve", options)
     request = say if shown.verbose else (lambda line: None)
     with VirtualFiles(source, **options) as files, Server(files, host, port, request) as server, settled():
-        files.lost.warn = shown.warn
+        files.lost.warn = server.warn = shown.warn
         for warning in files.warnings:
             shown.warn(warning)
         if shown.json:

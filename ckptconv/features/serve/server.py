@@ -22,6 +22,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from ckptconv.errors import CkptconvError, FailedError, StoppedError
 from ckptconv.features.virtual_files.files import VirtualFile, VirtualFiles
+from ckptconv.storage.reading import WRITTEN
 from ckptconv.text import format_size, reason
 from ckptconv.version import __version__
 
@@ -44,7 +45,8 @@ _HOST = re.compile(r"(?:\[(?P<address>[^\[\]]*)\]|(?P<name>[^\[\]:@/]*))(?::\d*)
 
 
 class Server(ThreadingHTTPServer):
-    """Serves `files` at `host` and `port` (0: any free one) until `stop`. `log` is called with a line for each request.
+    """Serves `files` at `host` and `port` (0: any free one) until `stop`. `log` is called with a line for each request,
+    and `warn` with each error in reading the files.
 
     Raise FailedError if the address cannot be used.
     """
@@ -58,6 +60,7 @@ class Server(ThreadingHTTPServer):
         self, files: VirtualFiles, host: str = "127.0.0.1", port: int = 0, log: Callable[[str], None] | None = None
     ) -> None:
         self.files, self.host, self.log = files, host, log
+        self.warn: Callable[[str], object] = log or (lambda text: None)
         self._connections: dict[socket.socket, float] = {}
         self._lock = threading.Lock()
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -268,7 +271,7 @@ class Handler(BaseHTTPRequestHandler):
                 # huggingface_hub distinguishes an absent file from an absent repository by this header.
                 self._refuse(404, f"This server has no file {name[:200]!r}.", {"X-Error-Code": "EntryNotFound"})
         except CkptconvError as error:
-            self._refuse(500, str(error))
+            self._refuse(500, self._told(error))
         self.connection.settimeout(IDLE)
 
     def _model(self, path: str, with_sizes: bool) -> dict[str, Any]:
@@ -332,10 +335,17 @@ class Handler(BaseHTTPRequestHandler):
                 self.wfile.write(piece)
                 piece = next(pieces, None)
         except CkptconvError as error:
-            self.log_message("%s", error)
+            self._told(error)
             self._break()
         except OSError:
             self.close_connection = True  # the client closed it
+
+    def _told(self, error: CkptconvError) -> str:
+        """Tell an error where the server runs, too. Return its text."""
+        # The files that are served are those of the source as it was opened.
+        text = str(error).replace(WRITTEN, "Start the server again when no program writes to it.")
+        self.server.warn(text)
+        return text
 
     def _break(self) -> None:
         self.close_connection = True

@@ -383,7 +383,9 @@ def test_a_source_that_changes_gives_an_error_and_no_wrong_byte(tmp_path: Path) 
     torch.save({"a": torch.arange(2_000_000)}, model)
     ckptconv.convert(model, tmp_path / "whole", fsync=False)
     whole = (tmp_path / "whole" / "model.safetensors").read_bytes()
+    told: list[str] = []
     with serving(VirtualFiles(model)) as made:
+        made.warn = told.append
         connection = connect(made)
         connection.sock = socket.create_connection(made.server_address[:2])
         connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 18)
@@ -398,6 +400,12 @@ def test_a_source_that_changes_gives_an_error_and_no_wrong_byte(tmp_path: Path) 
         assert later.status == 500
         assert f"{model} changed while it was read" in later.body.decode()
         assert str(later.headers["X-Error-Message"]).startswith(str(model))
+        # Its bytes are those of the source as it was: a new server has the new ones.
+        assert later.body.decode().strip().endswith("Start the server again when no program writes to it.")
+        assert len(told) == 2
+        assert all(f"{model} changed while it was read" in text for text in told)
+    with serving(VirtualFiles(model)) as made:
+        assert ask(made, "/model.safetensors", Range="bytes=5000-5999").body == bytes(1000)
 
 
 # ---------------------------------------------------------------------------------------------------------- the command
