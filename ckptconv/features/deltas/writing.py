@@ -25,7 +25,7 @@ from ckptconv.storage.files import held, look
 from ckptconv.storage.paths import normalize
 from ckptconv.text import Proposed, some
 
-_SMALLER = ", or take --delta-encoding auto"
+_CHECKPOINT, _SMALLER = "send the new checkpoint itself", "take --delta-encoding auto"
 
 
 @dataclass(frozen=True)
@@ -108,10 +108,13 @@ class AskedDelta:
             output = output_of("delta", [source], target, options, files, {})
             report = produce([source, after], [output], options, started)
         size, whole = sum(item.size for item in files), sum(pair.other.nbytes for pair in changed.values())
-        if size > whole > 0:
+        # Of small changes in a large checkpoint, the description is the largest part.
+        is_larger = size > sum(tensor.bytes for tensor in difference.tensors)
+        instead = [_CHECKPOINT] * is_larger + [_SMALLER] * (self.encoding == OVERWRITE)
+        if size > whole > 0 and instead:
             difference.warnings.append(
-                f"the delta has {size} bytes, more than the {whole} of the tensors that it changes: send the new "
-                f"checkpoint itself{_SMALLER if encoding == OVERWRITE else ''}."
+                f"the delta has {size} bytes, more than the {whole} of the tensors that it changes: "
+                f"{', or '.join(instead)}."
             )
         fields = {
             "path": target.path,

@@ -81,7 +81,9 @@ def diff(
         output.note(f"wrote {html} ({format_size(os.stat(normalize(html)).st_size)})")
     if report.delta:
         size = format_size(report.delta.bytes)
-        output.note(f"wrote {report.delta.path} ({count_of(report.delta.tensors, 'changed tensor')}, {size})")
+        changed = count_of(report.delta.tensors, "changed tensor")
+        versions = f"changes version {report.delta.base_version:06d} into {report.delta.version:06d}"
+        output.note(f"wrote {report.delta.path} ({changed}, {size}; {versions})")
     if output.json:
         fields, is_done = report.to_dict(top), report.equal or report.delta is not None
         output.print_json(is_done, fields if is_done else {**fields, "error": described(_error(report))})

@@ -498,6 +498,34 @@ def test_a_delta_that_is_larger_than_what_it_changes_is_told(tmp_path: Path) -> 
     found = diff(*paths, delta=tmp_path / "delta", delta_encoding="overwrite")
     assert "more than the 16384 of the tensors" in found.warnings[-1]
     assert "--delta-encoding auto" in found.warnings[-1]
+    found = diff(*paths, delta=tmp_path / "auto")
+    assert "more than the 16384 of the tensors" in found.warnings[-1]
+    assert "--delta-encoding" not in found.warnings[-1]
+
+
+def test_a_small_change_in_a_large_checkpoint_is_a_delta_that_is_worth_it(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a.safetensors", "b.safetensors")]
+    for number, path in enumerate(paths):
+        save_bytes({"w": np.full(3, number, "u1"), "same": np.zeros(1 << 14, "u1")}, path)
+    found = diff(*paths, delta=tmp_path / "delta")
+    assert found.delta
+    assert found.delta.bytes > 3
+    assert found.warnings == []
+
+
+def test_deltas_of_one_number_are_told_how_to_number_them(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.safetensors" for number in range(3)]
+    for number, path in enumerate(paths):
+        save_bytes({"w": np.full(5, number, "u1")}, path)
+    run = ckptconv_here("diff", *paths[:2], "--delta", tmp_path / "d1")
+    assert "changes version 000000 into 000001" in run.err
+    diff(*paths[1:], delta=tmp_path / "d2")
+    chain = (paths[0], tmp_path / "d1", tmp_path / "d2", tmp_path / "out.safetensors")
+    run = ckptconv_here("patch", *chain)
+    assert run.code == 2
+    assert "make the later ones again" in run.err
+    diff(*paths[1:], delta=tmp_path / "d2", delta_version=2)
+    assert ckptconv_here("patch", *chain).code == 0
 
 
 def test_each_side_is_read_once(tmp_path: Path) -> None:
