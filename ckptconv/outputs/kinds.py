@@ -138,7 +138,7 @@ NAMED: Mapping[str, tuple[str, ...]] = {
 OTHER_WORDS = {
     **dict.fromkeys(("torch", "pytorch", "pth", "bin", "ckpt", "pickle"), "pt"),
     **dict.fromkeys(("st", "safetensor", "hf", "huggingface", "transformers"), "safetensors"),
-    **dict.fromkeys(("deepspeed", "zero", "ds", "ucp"), "universal"),
+    **dict.fromkeys(("deepspeed", "zero", "zero1", "zero2", "zero3", "ds", "ucp"), "universal"),
     **dict.fromkeys(("fsdp", "fsdp2", "distcp", "torchtitan", "distributed"), "dcp"),
 }
 # The kinds of directories that only `--to` asks for, by its value; and those that hold what a training resumes from.

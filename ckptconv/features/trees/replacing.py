@@ -9,7 +9,7 @@ from typing import Any
 
 from ckptconv.errors import UsageError
 from ckptconv.formats import model_files
-from ckptconv.formats.run_names import LATEST, MAX_TAG, STATES, TREES
+from ckptconv.formats.run_names import LATEST, MAX_TAG, STATES, TRACKERS, TREES
 from ckptconv.formats.source import ADAPTER_CONFIG, CONFIG
 from ckptconv.options.kinds import OptionWarning
 from ckptconv.options.table import Options
@@ -54,7 +54,8 @@ def _check_pointer(path: str, form: str, made_as: str, overwrite: bool, stores: 
     if pointer.kind == "missing" or overwrite:
         return
     named = pointer.read_text(MAX_TAG).strip() if pointer.kind == "file" else ""
-    named = f"iter_{named:0>7}" if named.isdigit() else named  # as Megatron-LM names a step
+    # As Megatron-LM names a step, where its file has the number alone.
+    named = f"iter_{named:0>7}" if named.isdigit() and basename(pointer.path) in TRACKERS else named
     is_ours = named in ("", basename(path)) or file_made_as(pointer, made_as) == made_as
     if not is_ours and not (named == basename(named) and Directory(pointer.parent.child(named)).manifest):
         raise UsageError(

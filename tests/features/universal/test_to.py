@@ -55,7 +55,8 @@ def test_it_stands_beside_other_outputs_but_not_beside_one_of_its_own() -> None:
 
 def test_it_is_made_of_one_input_and_has_a_name() -> None:
     ckptconv_here(*convert("--to", "universal")).refused(2, "needs an OUTPUT: a directory")
-    ckptconv_here(*convert("x", "--to", "DeepSpeed")).refused(2, "Did you mean universal?")
+    for word in ("DeepSpeed", "zero3"):
+        ckptconv_here(*convert("x", "--to", word)).refused(2, "Did you mean universal?")
 
 
 def test_a_pointer_that_goes_back_or_to_another_series_is_named() -> None:
@@ -65,6 +66,8 @@ def test_a_pointer_that_goes_back_or_to_another_series_is_named() -> None:
         ("run/step100", ""),
         ("run/step20", "latest_universal names step100, and from now on step20, an older step:"),
         ("run/best", "latest_universal names step20, and from now on best:"),
+        ("run/13", "latest_universal names best, and from now on 13:"),
+        ("run/11", "latest_universal names 13, and from now on 11, an older step:"),
     ):
         warned = done(ckptconv_here(*convert(step, "--to", "universal"))).err
         assert (told in warned, "from now on" in warned) == (True, bool(told)), step
