@@ -43,7 +43,7 @@ WORDS = {
     "--from --from-format --input-format --source-format --model-type --loader": "The format of the input is detected.",
     "--to-format --format --output-format --target-format --output-type --save-format --saver": "It is --to KIND.",
     "--format --output-format --output-type": "Use --json for output that programs read.",
-    "--push-to-hub --hub-model-id --repo-id --upload --repo": "Name the repository as OUTPUT: hf://organization/model.",
+    "--push-to-hub --hub-model-id --repo-id --upload --repo": "Write a directory with --for-hub, then `hf upload`.",
     "--token --hf-token --use-auth-token": "Set HF_TOKEN, or run: hf auth login.",
     "--skip-existing --if-needed --no-overwrite": "--no-clobber refuses to replace one; make skips it: --depfile.",
     "--resume --continue": "The same command continues an interrupted run.",

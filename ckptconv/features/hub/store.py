@@ -171,5 +171,5 @@ STORE = Store(
     plain=without_revision,
     repository=True,
     meant=meant,
-    instead="Write to a local directory, and upload it with `hf upload`.",
+    instead="Write a local directory with --for-hub, and upload it with `hf upload`.",
 )
