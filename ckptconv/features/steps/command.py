@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from ckptconv.features.steps.report import RunSummary, StepSummary
 
 OTHER_WORDS = {"steps": ("runs", "checkpoints", "latest", "last")}
+# Messages on options of other programs.
+OTHER_OPTIONS = {"--all --list": "Without --last, it lists every step."}
 
 
 class _Steps:
