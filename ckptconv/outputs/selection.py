@@ -181,8 +181,10 @@ def left_wider(tensors: Mapping[str, LazyTensor], dtype: str) -> tuple[str, ...]
     ]
     if not wider:
         return ()
-    which, them = (f"{len(wider)} tensors keep", "them") if len(wider) > 1 else ("1 tensor keeps", "it")
-    return (f"{which} a wider dtype than {dtype}: {some(wider, _SHOWN)}. Give --dtype {dtype} to cast {them}.",)
+    which = f"{len(wider)} tensors keep" if len(wider) > 1 else "1 tensor keeps"
+    return (
+        f"{which} a wider dtype than {dtype}: {some(wider, _SHOWN)}. The default narrows none: --dtype {dtype} does.",
+    )
 
 
 # Tensors that a message lists.
