@@ -553,3 +553,11 @@ def test_on_a_store_too(world: Path) -> None:
             convert("a.pt", f"{place}/new", clobber=False)
     finally:
         store.rm("/precious", recursive=True)
+
+
+def test_a_directory_of_its_own_is_proposed_next_to_a_step_and_not_in_it(world: Path) -> None:
+    for above, proposed in (("checkpoint-5", "checkpoint-5-safetensors"), ("trained", "trained/step6-safetensors")):
+        shutil.copytree(world / "hf", world / above / "step6")
+        found = run(f"convert {above}/step6 {above}")
+        assert f"Give a directory of its own, such as {proposed}, or a name that ends in" in found.err
+        done(run(f"convert {above}/step6 {proposed}"))
