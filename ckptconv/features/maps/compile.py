@@ -585,8 +585,8 @@ class _Made:
                     solved = _solved(later, self._side, self._given, self._known, self._shapes)
                     names |= dict.fromkeys(_undecided(later, solved, self._map.sizes))
         raise UsageError(
-            f"{use.where}: the shapes do not say how large {' and '.join(names)} "
-            f"{'is' if len(names) == 1 else 'are'}, for {quoted(next(iter(use.names.values())))}.",
+            f"The shapes do not say how large {' and '.join(names)} {'is' if len(names) == 1 else 'are'}, for "
+            f"{quoted(next(iter(use.names.values())))} ({use.where}).",
             _advice(names, self._map.sizes),
         )
 

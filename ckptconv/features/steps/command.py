@@ -44,8 +44,8 @@ def steps(
 ) -> None:
     """Say which steps of a run are complete.
 
-    steps says of each step what it is, and whether it is complete. A step is complete if the bytes of every tensor are
-    there (its geometry), and its trainer's markers say so. The last line names the last good step. No tensor data is
+    steps says of each step what it is, and whether it is complete. A step is complete if its files hold the bytes of
+    every tensor, and no marker of its trainer says otherwise. The last line names the last good step. No tensor data is
     read, unless --check or --stats asks for it. Exit code 4: the newest step is not good. --last prints the last good
     step then too; in a script with set -e: step=$(ckptconv steps --last RUN) || [ $? = 4 ].
 

@@ -24,7 +24,11 @@ class WeightedSum(NamedTuple):
     dtypes: tuple[str, ...]
     weights: tuple[float, ...]
     over: float
-    counted = "nan"
+
+    @property
+    def counted(self) -> str:
+        """The values of the result that `apply` counts."""
+        return "nan"
 
 
 def _weighted_sum(kernel: WeightedSum, data: memoryview, out: memoryview) -> int:

@@ -179,7 +179,9 @@ def test_all_sizes_that_lack_are_asked_for_at_once_and_a_configuration_first(tmp
     rules = '[[rule]]\na = "x : (e f) h"\nb = "y : (f e) h"\n[[rule]]\na = "z : (v + _) h"\nb = "w : v h"\n'
     text = f'{rules}[[rule]]\na = "u"\nb = "t"\n[sizes]\ne = "num_heads"\n'
     tensors = Checkpoint(tmp_path / "there", numbered(y=(8, 2), w=(3, 2), t=(1,))).tensors
-    with pytest.raises(UsageError, match="how large e and _ are, for 'y'") as caught:
+    with pytest.raises(
+        UsageError, match=r"^The shapes do not say how large e and _ are, for 'y' \(.*rule \d"
+    ) as caught:
         apply_map(parse_map(text, "test.toml"), tensors)
     assert caught.value.hint == (
         "Give convert's option --config config.json for e, or put a config.json next to the checkpoint, or give --like "
