@@ -134,10 +134,11 @@ class Present:
                     foreign.append(name)
                 elif is_of_another_form or earlier.partition("/")[0] not in (claim.kind, UNFINISHED):
                     others.append(name)
+        mixed = [name for name in (*foreign, *others) if _is_mixed(claim, name)]
         if claim.overwrite:
-            foreign, others = [name for name in (*foreign, *others) if _is_mixed(claim, name)], []
+            foreign, others = mixed, []
         if foreign:
-            raise _foreign(claim.path, foreign, claim.overwrite)
+            raise _foreign(claim.path, foreign, mixed, claim.overwrite)
         if others:
             raise UsageError(
                 f"{claim.path} holds {others[0]}, from an output of another kind: two outputs in one directory would "
@@ -153,10 +154,9 @@ class Present:
         visible = [name for name in directory.names if not name.startswith(HIDDEN) and name not in inside]
         foreign = [name for name in visible if is_of_checkpoint(directory.place, name)]
         foreign = [name for name in foreign if not self._made_as(claims[0], directory, name)]
-        if claims[0].overwrite:
-            foreign = [name for name in foreign if _is_mixed(claims[0], name)]
-        if foreign:
-            raise _foreign(place.path, foreign, claims[0].overwrite)
+        mixed = [name for name in foreign if _is_mixed(claims[0], name)]
+        if mixed if claims[0].overwrite else foreign:
+            raise _foreign(place.path, foreign, mixed, claims[0].overwrite)
 
     def _made_as(self, claim: Claim, directory: Directory, name: str) -> str:
         """Return the kind of the entry `name` if this program wrote it. A file with the very bytes that are to be
@@ -189,18 +189,18 @@ def check_clobber(options: Options, path: str) -> None:
         raise FailedError(f"{path} exists, and --no-clobber forbids replacing it.")
 
 
-def _foreign(path: str, names: Sequence[str], overwrite: bool) -> UsageError:
-    """Return the error for a directory that holds `names`, which this program did not write."""
+def _foreign(path: str, names: Sequence[str], mixed: Sequence[str], overwrite: bool) -> UsageError:
+    """Return the error for a directory that holds `names`, which this program did not write, and of them `mixed`."""
     if overwrite:
         return UsageError(
-            f"{path} holds {names[0]}, which --overwrite does not replace: programs would read it together with the "
+            f"{path} holds {mixed[0]}, which --overwrite does not replace: programs would read it together with the "
             "output.",
             NEW_DIRECTORY,
         )
     return UsageError(
         f"{path} holds {some(names, 3, str)}, not recognised as an output of ckptconv: an output there would "
         "replace these files, or be read together with them.",
-        f"{NEW_DIRECTORY} --overwrite replaces files with the names of output files.",
+        NEW_DIRECTORY if mixed else f"{NEW_DIRECTORY} --overwrite replaces files with the names of output files.",
     )
 
 

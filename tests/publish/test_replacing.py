@@ -362,7 +362,9 @@ def test_what_was_changed_since_is_not_ours_any_more(world: Path) -> None:
     done(run("convert a.pt new"))
     os.replace("a.safetensors", "new/model.safetensors")  # of the same size, and older than the manifest
     before = tree(world)
-    run("convert a.pt new").refused(2, "new holds model.safetensors")
+    refused = run("convert a.pt new")
+    refused.refused(2, "new holds model.safetensors")
+    assert "--overwrite replaces files" in refused.err
     run("convert a.pt new --overwrite --no-clobber").refused(2, "contradict")
     run("convert a.pt new --no-clobber").refused(1, "new/model.safetensors exists")
     assert tree(world) == before
@@ -374,7 +376,10 @@ def test_what_others_put_into_an_output_stays(world: Path) -> None:
     done(run("convert a.pt new --max-shard-size 16B"))
     save_file(tensors(5), "new/adapter_model.safetensors")
     before = tree(world)
-    run("convert a.pt new").refused(2, "adapter_model.safetensors")
+    refused = run("convert a.pt new")
+    refused.refused(2, "adapter_model.safetensors")
+    # The option is named where it helps.
+    assert "--overwrite" not in refused.err
     run("convert a.pt new --overwrite").refused(2, "adapter_model.safetensors")
     assert tree(world) == before
 
