@@ -125,7 +125,9 @@ def parse_path(value: object, called: str = "") -> str:
     path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     if not isinstance(path, str):
         is_state = isinstance(value, Mapping) or hasattr(value, "state_dict")
-        hint = "ckptconv.save_state_dict(STATE, PATH) writes a state dict." if is_state else ""
+        is_data = isinstance(value, (bytes, bytearray, memoryview)) or hasattr(value, "read")
+        of_data = "Write it to a file, and give the path of that." if is_data else ""
+        hint = "ckptconv.save_state_dict(STATE, PATH) writes a state dict." if is_state else of_data
         raise UsageError(f"{called} {brief(value)} is not a path.".lstrip(), hint)
     if "\0" in path:
         raise UsageError(f"{called} {brief(path)} is not a path: names cannot contain a NUL character.".lstrip())

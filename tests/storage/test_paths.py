@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import os
 import random
 from pathlib import Path
 from unittest import mock
 
+import pytest
+
+from ckptconv.errors import UsageError
 from ckptconv.storage.paths import resolved_name, resolving
+from ckptconv.text import parse_path
 
 PARTS = ("a", "b", "file", "link", "there", "up", "loop", "dangling", "nothing", "..", ".", "")
 
@@ -37,3 +42,10 @@ def test_a_directory_of_many_files_is_resolved_once(place: Path) -> None:
     with mock.patch.object(os.path, "realpath", side_effect=os.path.realpath) as asked:
         assert [resolve(str(path)) for path in paths] == [str(path) for path in paths]
     assert asked.call_count == 1
+
+
+@pytest.mark.parametrize("data", [b"PK", bytearray(b"PK"), io.BytesIO(b"PK")])
+def test_data_in_the_place_of_a_path_has_to_be_in_a_file(data: object) -> None:
+    with pytest.raises(UsageError, match="is not a path") as refused:
+        parse_path(data)
+    assert refused.value.hint == "Write it to a file, and give the path of that."

@@ -77,8 +77,8 @@ def check_chain(deltas: Sequence[Delta]) -> None:
             raise UsageError(
                 f"{after.path} changes version {after.base_version:06d}, and {before.path}, which comes before it, "
                 f"produces version {before.version:06d}.",
-                "Give all deltas in the order in which they were made. If they are, make the later ones again, "
-                "each with the next number: ckptconv diff --delta DIR --delta-version N.",
+                "Give all deltas in the order in which they were made. If they are in order, make the "
+                "later ones again, each with the next number: ckptconv diff --delta DIR --delta-version N.",
             )
     turns = sum(before.encoding != after.encoding for before, after in itertools.pairwise(deltas))
     if turns > _MOST_NESTED:

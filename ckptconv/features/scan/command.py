@@ -119,6 +119,7 @@ def _lines(report: ScanReport, verbose: bool) -> Iterator[str]:
     if report.skipped:
         which = "it is not a checkpoint" if report.skipped == 1 else "they are not checkpoints"
         yield f"{count_of(report.skipped, 'file')} skipped: {which}"
+        yield from (f"  {path}" for path in report.others if verbose)
 
 
 def _error(report: ScanReport, fail_on: str) -> CkptconvError | None:

@@ -168,6 +168,9 @@ class ScanReport(Shown):
     skipped: int = 0
     """Files that are no checkpoints."""
 
+    others: list[str] = field(default_factory=list)
+    """The paths of files that are no checkpoints: the first 10,000."""
+
     links: int = 0
     """Symbolic links that were not followed: to directories, and to nothing."""
 

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 _INDEX = ".index.json"
 # The beginning of git-lfs's pointer to a file.
 _LFS = b"version https://git-lfs"
+# The most files that are no checkpoints whose names are kept.
+_MOST_OTHERS = 10_000
 _TO_A_FILE = "Write it to a file, and scan that."
 
 
@@ -96,7 +98,7 @@ def scan(
             with no_garbage():
                 scanned = item if isinstance(item, ScannedFile) else _scanned(item, item.path in named, indices)
             if scanned is None:
-                report.skipped += 1
+                _skip(report, item.path)
                 continue
             report.files.append(scanned)
     counts = Counter(file.verdict for file in report.files)
@@ -135,8 +137,14 @@ def _files_in(place: Location, roots: Collection[str], report: ScanReport) -> It
             elif entry.kind in ("file", "directory"):
                 below.append(current.at(entry.file) if entry.kind == "file" else inside)
             else:
-                report.skipped += 1
+                _skip(report, inside.path)
         stack.extend(reversed(below))
+
+
+def _skip(report: ScanReport, path: str) -> None:
+    report.skipped += 1
+    if len(report.others) < _MOST_OTHERS:
+        report.others.append(path)
 
 
 def _is_below(link: str, roots: Collection[str]) -> bool:

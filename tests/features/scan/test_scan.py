@@ -456,7 +456,16 @@ def test_stores_are_scanned_like_disks() -> None:
         "memory://scan/a/x.pt": "attack",
         "memory://scan/y.pt": "safe",
     }
-    assert report.skipped == 1
+    assert (report.skipped, report.others) == (1, ["memory://scan/readme"])
+
+
+def test_the_names_of_files_that_are_not_judged_are_told(tmp_path: Path) -> None:
+    (tmp_path / "x.pt").write_bytes(entry(STATE))
+    (tmp_path / "run.py").write_text("import os")
+    assert "run.py" not in ckptconv_here("scan", tmp_path).out
+    run = ckptconv_here("scan", "--verbose", tmp_path)
+    assert f"1 file skipped: it is not a checkpoint\n  {tmp_path / 'run.py'}\n" in run.out
+    assert ckptconv_here("scan", "--json", tmp_path).json["others"] == [str(tmp_path / "run.py")]
 
 
 def test_no_tensor_data_is_read(tmp_path: Path) -> None:
