@@ -17,8 +17,7 @@ from ckptconv.storage.location import Location
 from ckptconv.storage.paths import dirname, is_remote
 from ckptconv.storage.stores import is_repository
 
-# What names the files of the directories of inputs that their output does not have: modules with `with_left`, and the
-# way to compute for which they do so; "" for all directories.
+# Modules with `with_left`, which names files of inputs' directories that the output lacks: {module: way to compute}.
 LEAVING: dict[str, str] = {
     "ckptconv.features.model_checks.left": "",
     "ckptconv.features.merge.left": "merge",
@@ -50,9 +49,8 @@ def accompanied(source: Source, target: Target, options: Options, parts: Collect
         place = Location(directory, dict(options.storage_options)).join(CONFIG)
         source = source._replace(config=configs.known(place))
     for module, way in LEAVING.items():
-        if not (way in source.computed if way else is_directory(source, options.storage_options)):
-            continue
-        source, goal = import_module(module).with_left(source, goal, options.storage_options, stays, parts)
+        if way in source.computed if way else is_directory(source, options.storage_options):
+            source, goal = import_module(module).with_left(source, goal, options.storage_options, stays, parts)
     return source, goal
 
 
