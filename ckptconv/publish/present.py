@@ -206,10 +206,9 @@ def _foreign(path: str, names: Sequence[str], mixed: Sequence[str], overwrite: b
 
 def _above(path: str, step: str) -> UsageError:
     """Return the error for a directory of a run, in which the `step` that is read lies."""
-    inner = join(path, step)
-    own = path if is_numbered(basename(path)) else inner  # in a step, it would be taken for another one
+    own = path if is_numbered(basename(path)) else join(path, step)  # an output in a step looks like another step
     return UsageError(
-        f"{path} is the directory of the run, and the input is its step {inner}: weights in {path} would be read as "
+        f"{path} is the directory of the run, and the input is its step {step}: weights in {path} would be read as "
         "those of the whole run, also when it has later steps.",
         f"Give a directory of its own, such as {own}-safetensors, or a name that ends in .safetensors.",
     )
