@@ -338,7 +338,7 @@ class _Command:
     quiet = Option(FLAG, "Print warnings and errors only.", flags=("--quiet", "-q"))
     verbose = Option(FLAG, "Print all names, not only the first few.", flags=("--verbose", "-v"))
     progress = Option(FLAG, "Do not show progress.", default=True, env="CKPTCONV_PROGRESS")
-    safe_serialization = Option(FLAG, "Accepted and ignored: the output is always safe.", group=OUTPUT)
+    safe_serialization = Option(FLAG, "Accepted and ignored: the name of OUTPUT selects the format.", group=OUTPUT)
     as_ = Option(
         DTYPE,
         "Also show the result of a conversion to DTYPE (fp32, bf16, fp16, keep).",
