@@ -55,7 +55,8 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
     optimizer = Described.open(place.optimizer) if place.optimizer else None
     described, roles = checkpoint.described, checkpoint.roles
     chosen = [name for name, way in described.paths.items() if roles.is_model(way)]
-    if not any(name in described.tensors for name in chosen) and not roles.models:
+    is_states = not any(name in described.tensors for name in chosen) and not roles.models
+    if is_states:
         chosen = list(described.paths)  # the checkpoint is an optimizer's
     # A model saved as one value with tensors in it is left out: then `below` finds nothing.
     model = dcp_names.subtree(checkpoint.tree(chosen), roles.model)
@@ -83,6 +84,9 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
     left = left.without(extra.common) if extra and described.nested else left
     notes, warnings = left.messages()
     notes += state_notes
+    if is_states and roles.optimizers and not (wanted.states or wanted.key):
+        states_alone = f"{place.directory} has the states of an optimizer, and no weights"
+        notes.append(f"{states_alone}: for those, give the checkpoint of the model.")
     if extra:
         described.mentioned.update(extra.log.mentioned)
         weights, states, unnamed = extra.arranged(weights, states, described, checkpoint.values, wanted)

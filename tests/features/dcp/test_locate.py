@@ -64,6 +64,9 @@ def test_accelerate_puts_the_optimizer_beside_the_model(tmp_path: Path) -> None:
     # Either of them can be named as well.
     assert weights(tmp_path / "state" / "pytorch_model_fsdp_0", tmp_path) == ONES
     assert set(weights(tmp_path / "state" / "optimizer_0", tmp_path)) == {"optimizer.state.w.exp_avg"}
+    for name, count in (("optimizer_0", 1), ("pytorch_model_fsdp_0", 0), ("", 0)):
+        notes = ckptconv.convert(tmp_path / "state" / name, tmp_path / f"of-{name}.safetensors", fsync=False).notes
+        assert len([note for note in notes if "states of an optimizer, and no weights" in note]) == count, name
 
 
 def test_two_models_are_not_chosen_between(tmp_path: Path) -> None:
