@@ -51,8 +51,8 @@ def with_weights(source: Source, dtype: str, storage_options: Mapping[str, Any],
         stored = stored._replace(tensors=plain.of(stored.tensors))
     quantized = Quantized(dtype, read[CONFIG].file.path if CONFIG in read else "", formats, again)
     gone = plain.gone
-    word = "--requantize" if not dtype else "" if anew else "--dequantize"
-    idle = [f"{word} has no effect: no weight of {source.path} is quantized."] if word and not formats else []
+    word = "--dequantize" if dtype else "--requantize"
+    idle = [f"{word} has no effect: no weight of {source.path} is quantized."] if not formats else []
     return source.computing(dequantize=quantized)._replace(
         weights=weights,
         trees={key: plain.of_tree(tree) for key, tree in source.trees.items()},
