@@ -28,7 +28,7 @@ def within(place: Location) -> str:
         return "Its server lists no files in it." if is_quoted(place.path) else "It is empty."
     if pipeline := reader_of(place):
         return str(pipeline.hint(place))
-    checkpoints = [str(place.join(name)) for name in names[:_LOOKED_AT] if _is_checkpoint(place.join(name))]
+    checkpoints = [str(place.join(name)) for name in names[:_LOOKED_AT] if is_checkpoint(place.join(name))]
     if len(checkpoints) > 1:
         words = " ".join(map(shlex.quote, checkpoints)) if len(checkpoints) <= _FEW else "INPUT..."
         return (
@@ -42,7 +42,7 @@ def within(place: Location) -> str:
     return f"Give a file, or the directory of the checkpoint. It holds {some(sorted(place.names), form=str)}."
 
 
-def _is_checkpoint(place: Location) -> bool:
+def is_checkpoint(place: Location) -> bool:
     """Whether one of our formats is fairly sure to read `place`. A file in a store is not opened for this."""
     if is_remote(place.path) or place.name.endswith(".json"):  # a set with an index was recognized before
         return False

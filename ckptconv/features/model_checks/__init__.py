@@ -12,3 +12,4 @@ PAGES = ()
 NEEDS = ("companions", "configs", "model_facts")
 # Reasons why files with weights are left: they may have been meant.
 WEIGHTS, STEP = "other weights", "named like another step"
+FOLDER = "folders are not copied"

@@ -8,7 +8,7 @@ from importlib import import_module
 
 from ckptconv.features.companions.deciding import is_directory
 from ckptconv.features.companions.directory import PARAMS, Row, places_of
-from ckptconv.features.model_checks import STEP, WEIGHTS
+from ckptconv.features.model_checks import FOLDER, STEP, WEIGHTS
 from ckptconv.formats.model_files import SAFETENSORS
 from ckptconv.formats.registered import DCP, DEEPSPEED, FILES_OF_MODELS, is_companion_name
 from ckptconv.formats.source import Source
@@ -47,7 +47,7 @@ STAYING = (
     Row("*.h5 *.msgpack *.ot *.onnx *.gguf *.tflite *.mlmodel *.pte *.npz", "", "weights", _FOREIGN),
     Row("*.pkl *.pickle", "", "pickle", "pickles, which are never copied"),
 )
-FOLDER, UNKNOWN = "folders are not copied", "not known as a model's"
+UNKNOWN = "not known as a model's"
 # Not the optimizer_0 of accelerate.
 _STEP = re.compile(r"(?!optim)(?:[A-Za-z_]+[-_=]?)?\d+")
 _ELSEWHERE = "that of another folder is used"

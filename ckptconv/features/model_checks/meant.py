@@ -7,9 +7,10 @@ from os.path import splitext
 from typing import NamedTuple
 
 from ckptconv.errors import UsageError
-from ckptconv.features.model_checks import STEP, WEIGHTS
+from ckptconv.features.model_checks import FOLDER, STEP, WEIGHTS
 from ckptconv.formats.model_files import SUFFIX
 from ckptconv.formats.source import STEMS, Source
+from ckptconv.formats.suggestions import is_checkpoint
 from ckptconv.options.registered import several
 from ckptconv.publish.earlier import Directory
 from ckptconv.storage.location import Location
@@ -62,4 +63,7 @@ def told(source: Source, left: Mapping[str, str]) -> Told:
             f"{some([join(source.path, read[0]), *others], form=str)}.",
             f"Give one of them{several(', or convert several: {}') or '.'}",
         )
-    return Told([f"The weights are those of {join(source.path, read[0])}."])
+    folders = [path for path, why in left.items() if why == FOLDER and is_checkpoint(Location(path, {}))]
+    verb = "is a checkpoint" if len(folders) == 1 else "are checkpoints"
+    warnings = [f"{some(folders, form=str)} {verb} too, and not read. To convert it, give its name."] if folders else []
+    return Told([f"The weights are those of {join(source.path, read[0])}."], warnings)

@@ -8,8 +8,8 @@ from typing import Any
 from ckptconv.errors import UsageError
 from ckptconv.features.companions.deciding import is_directory
 from ckptconv.features.companions.directory import ROWS
-from ckptconv.features.model_checks import STEP
-from ckptconv.features.model_checks.left import FOLDER, STAYING, UNKNOWN, of_folder, reason_of, row_of
+from ckptconv.features.model_checks import FOLDER, STEP
+from ckptconv.features.model_checks.left import STAYING, UNKNOWN, of_folder, reason_of, row_of
 from ckptconv.features.model_checks.meant import told
 from ckptconv.formats.model_files import SAFETENSORS
 from ckptconv.formats.registered import is_companion_name

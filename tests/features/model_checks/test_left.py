@@ -240,3 +240,14 @@ def test_a_file_that_has_not_the_name_of_a_model_is_named(tmp_path: Path) -> Non
         save_file({"w": torch.ones(2)}, place / f"{name}.safetensors")
         note = f"The weights are those of {place / name}.safetensors."
         assert (note in convert(place, tmp_path / f"{name}-out").notes) is is_named
+
+
+def test_a_checkpoint_in_a_folder_beside_a_file_is_named(tmp_path: Path) -> None:
+    place = tmp_path / "run"
+    (place / "logs").mkdir(parents=True)
+    save_file({"w": torch.ones(2)}, place / "expected.safetensors")
+    assert convert(place, tmp_path / "out").warnings == []
+    convert(place / "expected.safetensors", place / "checkpoint")
+    told = [f"{place / 'checkpoint'} is a checkpoint too, and not read. To convert it, give its name."]
+    assert convert(place, tmp_path / "out").warnings == told
+    assert convert(place / "checkpoint", tmp_path / "other").tensors == 1
