@@ -26,7 +26,6 @@ OTHER_WORDS = {
     ),
     "convert --dtype bf16": ("bf16", "fp16", "half"),
     "convert --rename REGEX=REPL": ("rename", "rename-keys", "strip-prefix"),
-    "convert INPUT DIRECTORY --for-hub, then hf upload": ("upload", "push-to-hub", "push", "publish"),
     "convert hf://organization/model": ("download", "pull", "hf", "huggingface-cli"),
     "convert --max-shard-size 5GB": ("shard", "split"),
     "convert --optimizer PATH": ("optimizer", "optimizer-states", "states"),

@@ -80,6 +80,7 @@ ELSEWHERE = {
         "safetensors.tensorflow, .flax and .numpy."
     ),
     "npy": 'ckptconv.open(INPUT, framework="np") reads tensors as arrays in Python: numpy.save writes one.',
+    "upload push publish push-to-hub": "ckptconv convert INPUT DIR --for-hub writes a directory for `hf upload`.",
     "codes exit errors": "ckptconv --help lists the exit codes.",
     "nf4 bnb bitsandbytes": "NF4 is read, with --dequantize, and not written: 4 bits are int4-g32, mxfp4 and nvfp4.",
     "gptq awq": "GPTQ and AWQ need sample data: use their own programs, or convert --quantize fp8-block.",

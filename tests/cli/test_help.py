@@ -161,7 +161,6 @@ MEANT = {
     "torch2safetensors": "pt2safetensors",
     "split": "convert --max-shard-size 5GB",
     "optimizer": "convert --optimizer PATH",
-    "upload": "convert INPUT DIRECTORY --for-hub, then hf upload",
     "half": "convert --dtype bf16",
     "huggingface-cli": "convert hf://organization/model",
     "merge-tp": "convert",
@@ -181,6 +180,7 @@ def test_another_name_of_a_command_leads_to_it() -> None:
 def test_a_word_for_what_no_command_does_is_met_with_what_to_use() -> None:
     for word, advice in {
         "unmerge": "keep its base",
+        "push": "ckptconv convert INPUT DIR --for-hub writes a directory for `hf upload`.",
         "to-gguf": "convert_hf_to_gguf.py",
         "convert_hf_to_gguf.py": "convert_hf_to_gguf.py",
         "pt2onnx": "export the model with torch",
