@@ -36,23 +36,26 @@ def _grafted(chosen: Selected, source: Source, options: Options, reference: Sele
                 "Leave them out with --exclude, or graft fewer.",
             )
         added.update(graft.tensors)
-    if uncut := _uncut(added, chosen, options):
-        raise UsageError(
-            f"--graft adds {some(uncut, 3)}, but --key and --strip-prefix cut such names of {source.path}: those of a "
-            "graft stay as they are.",
-            "Convert the graft first, with the same --key and --strip-prefix, and graft that output.",
-        )
+        # --for-hub takes a part of the source too, which has cut names.
+        own = graft.tensors.keys() - chosen.first.known.keys() if graft.source.path == source.path else set()
+        if uncut := [*_uncut(graft.tensors, chosen, options), *sorted(own)]:
+            raise UsageError(
+                f"--graft adds {some(dict.fromkeys(uncut), 3)}, but the names of {source.path} are cut by --key, "
+                "--strip-prefix or --for-hub: those of a graft stay as they are.",
+                "Convert the graft first, with the same of these options, and graft that output.",
+            )
     note = "; ".join(f"{count_of(len(graft.tensors), 'tensor')} of {graft.source.path}" for graft in grafts)
-    kept = chosen.uncastable | added.keys()
     further = _further(added, chosen, source)
     values = tensors_alone(chosen, "an output with --graft")
     chosen = chosen._replace(
         names={**{name: name for name in chosen.tensors}, **{name: name for name in added}},
         known={**chosen.tensors, **added},
         tensors={**chosen.tensors, **added},
-        described=chosen.described._replace(tensors={**chosen.tensors, **added}, structure=None, uncastable=kept),
+        described=chosen.described._replace(
+            tensors={**chosen.tensors, **added}, structure=None, uncastable=chosen.uncastable
+        ),
         structured=False,
-        uncastable=kept,
+        uncastable=chosen.uncastable | added.keys(),
         settled=chosen.settled | added.keys(),
         files={**chosen.files, **_files(chosen, added)},
         unmapped=chosen.first,
@@ -68,8 +71,8 @@ def _uncut(added: Iterable[str], chosen: Selected, options: Options) -> list[str
     under = f"{options.key}." if options.key not in ("", ".") else ""
     prefixes = {under, options.strip_prefix, under + options.strip_prefix} - {""}
     cut = tuple(prefix for prefix in prefixes if not any(name.startswith(prefix) for name in chosen.tensors))
-    own = {under + name for name in chosen.first.known if prefixes and name.startswith(options.strip_prefix)}
-    return [name for name in added if name.startswith(cut) or name in own]
+    known = {under + name for name in chosen.first.known if prefixes and name.startswith(options.strip_prefix)}
+    return [name for name in added if name.startswith(cut) or name in known]
 
 
 def _further(added: Iterable[str], chosen: Selected, source: Source) -> tuple[int, int] | None:

@@ -46,7 +46,11 @@ def _quantized(chosen: Selected, source: Source, options: Options, reference: Se
     path, name = source.path, asked.quantize or asked.requantize
     if not name and asked.keep:
         # Grafts have the names that REF has, and only convert takes them.
-        is_plain = not options.key and chosen.unmapped is None and all(a == b for a, b in chosen.names.items())
+        is_plain = (
+            not (options.key or options.for_hub)
+            and chosen.unmapped is None
+            and all(a == b for a, b in chosen.names.items())
+        )
         ref = path if is_plain and not command_of(source.computed) else "CONVERTED"
         dtype = options.dtype if options.dtype not in (None, "keep") else "bf16"
         globs = "".join(f" --exclude {shlex.quote(glob)}" for glob in asked.keep)

@@ -66,13 +66,19 @@ def test_names_that_the_command_cuts_from_those_of_its_input_are_refused(tmp_pat
         ("m.pt", "bare.pt:*norm", both),
         ("bare.pt", "bare.pt:*norm", {"strip_prefix": "module."}),
         ("twice.pt", "twice.pt:*norm", {"key": "model"}),
+        ("twice.pt", "twice.pt:*norm", {"for_hub": True}),
     ]:
-        with pytest.raises(UsageError, match="but --key and --strip-prefix cut such names of") as error:
+        with pytest.raises(UsageError, match="are cut by --key, --strip-prefix or --for-hub") as error:
             ckptconv.convert(tmp_path / name, tmp_path / "o", graft=f"{tmp_path / ref}", exclude="*norm", **options)
-        assert "Convert the graft first, with the same --key and --strip-prefix" in error.value.hint
+        assert "Convert the graft first, with the same of these options" in error.value.hint
     ckptconv.convert(tmp_path / "m.pt", tmp_path / "first.safetensors", fsync=False, **both)
     options = {"graft": f"{tmp_path / 'first.safetensors'}:norm", "exclude": "*norm", "dtype": "bf16"}
-    assert converted(tmp_path / "m.pt", tmp_path / "o", **options, **both)[0].keys() == {"w", "norm"}
+    found, _, report = converted(tmp_path / "m.pt", tmp_path / "o", **options, **both)
+    assert found.keys() == {"w", "norm"}
+    bare = {"graft": f"{tmp_path / 'bare.pt'}:*norm", "exclude": "*norm", "dtype": "bf16", "structure": False}
+    report = ckptconv.convert(tmp_path / "bare.pt", tmp_path / "bare", fsync=False, **bare)
+    assert report.tensors == 2
+    assert not report.warnings
 
 
 def test_layers_that_do_not_follow_are_refused(tmp_path: Path) -> None:
