@@ -38,7 +38,9 @@ def _instead(option: str, close: Iterable[str], ctx: Any) -> str:
     close = close if any(name in close for name in begun) else begun[:3] or close
     # The advice about a word names options: it is given if this command has one of them.
     every = (pair for table in (*_of_commands("OTHER_OPTIONS"), WORDS) for pair in table.items())
+    arguments = _arguments(ctx)
     texts = (text for words, text in every if option in words.split())
+    texts = (text for text in texts if all(word in arguments for word in re.findall(r"\bOUTPUT\b|\bSOURCE\b", text)))
     named = ((text, {*re.findall(r"(?<![\w-])--[\w-]+", text)}) for text in texts)
     if advice := [(len(names - options), text) for text, names in named if not names or names & options]:
         meant = f"{min(advice, key=itemgetter(0))[1]} "
@@ -48,6 +50,8 @@ def _instead(option: str, close: Iterable[str], ctx: Any) -> str:
         meant = f"{owner} has {option}. "
     else:
         meant = f"Did you mean {' or '.join(f'--{near}' for near in sorted(close))}? " if close else ""
+    if files := sorted(name for name in os.listdir() if name.startswith(option)):
+        meant = f"If {files[0]} is meant, give ./{files[0]}. "
     return f"{meant}See {ctx.command_path} --help."
 
 
@@ -150,7 +154,8 @@ def failure_of(error: BaseException) -> CkptconvError | None:
         if more := re.fullmatch(r"Got unexpected extra argument(?:\(s\)|s)? \((.*)\)", message):
             options = _options_of(error.ctx.command) if error.ctx else set()
             other = several("Several inputs: {}. ") if "--dry-run" in options else ""
-            other = f"Did you mean --port {more[1]}? " if more[1].isdecimal() and "--port" in options else other
+            for option in options.intersection(("--delta", "--port") if more[1].isdecimal() else ("--delta",)):
+                other = f"Did you mean {option} {more[1]}? "
             quoting = "" if any(map(os.path.exists, more[1].split())) else " Quote names with blanks in them."
             return UsageError(f"Too many arguments: {more[1]}.", f"{other}{usage}.{quoting}")
         if error.ctx and (named := re.match(r"No such command '(.*?)'\.", message)):

@@ -387,3 +387,16 @@ def test_colours_where_they_are_demanded(monkeypatch: pytest.MonkeyPatch) -> Non
         assert "".join(part.partition("m")[2] if n else part for n, part in enumerate(styled.split("\x1b"))) == text
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b" not in ckptconv_here("convert", "--help").out
+
+
+def test_a_file_whose_name_is_like_an_option_is_said_how_to_give() -> None:
+    torch.save({"w": torch.ones(2)}, "-x.pt")
+    ckptconv_here("convert", "-x.pt", "out").refused(2, "There is no option -x.", "If -x.pt is meant, give ./-x.pt.")
+    assert ckptconv_here("convert", "./-x.pt", "out").code == 0
+
+
+def test_output_is_advised_to_commands_that_have_it() -> None:
+    for path, page in read().items():
+        run = ckptconv_here(*path.split()[1:], "a", "--outfile", "b")
+        if "There is no option --outfile" in run.err and "OUTPUT" not in page.usage:
+            assert "OUTPUT" not in run.err, path

@@ -89,6 +89,8 @@ def carry_out(words: Sequence[str], options: dict[str, Any]) -> int:
 
 def instead(words: Sequence[str]) -> str:
     """Return advice about `words`, too many arguments of `convert`: shards are converted as a set, others each."""
+    if option := next((word for word in words if word.startswith("--")), ""):
+        return f"After --, every word is the name of a file, also {option}: put options before --. "
     values = {value for option in OPTIONS.values() for value in option.kind.choices}
     if odd := next(filter(values.__contains__, words), ""):
         return f"If {odd!r} is a second value of an option, leave it out: an option takes one. "

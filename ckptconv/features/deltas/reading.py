@@ -86,7 +86,8 @@ def read_delta(place: Location) -> Delta:
     if index is None or "base_version" not in index.metadata:
         raise UsageError(
             f"{place} is not a delta: its {INDEX} does not name the version that it changes.",
-            "Give it as BASE if it is a checkpoint.",
+            f"If it is a checkpoint, give it as BASE; `ckptconv diff BASE {place} --delta DIR` writes a "
+            "delta that leads to it.",
         )
     metadata = index.metadata
     encoding = _known(place, metadata, "delta_encoding", ENCODINGS)

@@ -16,7 +16,10 @@ from ckptconv.text import format_size, some
 if TYPE_CHECKING:
     from ckptconv.features.diff.difference import Difference
 
-OTHER_OPTIONS = {"--tol --eps --epsilon --threshold": "Use --rtol or --atol, such as --atol 1e-3."}
+OTHER_OPTIONS = {
+    "--tol --eps --epsilon --threshold": "Use --rtol or --atol, such as --atol 1e-3.",
+    "-o --out --output --output-file --outfile": "--delta DIR writes the difference.",
+}
 OTHER_WORDS = {"diff": ("compare", "cmp", "delta", "changes", "allclose", "equal")}
 
 

@@ -6,7 +6,10 @@ from ckptconv.options import OUTPUT
 from ckptconv.options.kinds import PATH
 from ckptconv.options.option import Given, option
 
-OTHER_OPTIONS = {"--provenance --sign --attestation --slsa --sbom": "Use --attest FILE, with --digest sha256."}
+OTHER_OPTIONS = {
+    "--provenance --sign --attestation --slsa --sbom": "Use --attest FILE, with --digest sha256.",
+    "--sha256 --hash --checksums": "Use --digest sha256.",
+}
 
 
 class Stating(Given):

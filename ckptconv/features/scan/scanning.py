@@ -82,7 +82,10 @@ def scan(
     places = [Location(pinned(path, dict(stores)), dict(stores)) for path in given_paths]
     missing = next((place for place in places if place.kind == "missing"), None)
     if missing:
-        raise MissingError(f"{missing} does not exist.", nearby(missing))
+        report_at = (
+            "ckptconv scan --sarif FILE PATH writes a report to FILE." if missing.name.endswith(".sarif") else ""
+        )
+        raise MissingError(f"{missing} does not exist.", report_at or nearby(missing))
     pipe = next((place for place in places if place.kind not in ("file", "directory")), None)
     if pipe:
         raise UsageError(f"{pipe} is neither a file nor a directory, and scan reads no pipes or devices.", _TO_A_FILE)

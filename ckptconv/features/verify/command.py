@@ -17,6 +17,11 @@ from ckptconv.text import count_of, format_size, some
 if TYPE_CHECKING:
     from ckptconv.features.verify.report import Verification
 
+OTHER_OPTIONS = {
+    "--digest --digests --sha256 --checksum --hash": (
+        "ckptconv verify OUTPUT, without SOURCE, compares the files with the digests in its manifest."
+    ),
+}
 OTHER_WORDS = {"verify": ("check", "validate", "test")}
 
 

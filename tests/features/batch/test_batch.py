@@ -463,3 +463,5 @@ def test_shards_of_one_set_are_to_be_converted_as_a_set() -> None:
     assert "Shards are converted as a set: ckptconv convert model out." in refused(2, "convert", *shards, "out")
     other = refused(2, "convert", *shards, "other/model-00001-of-00002.safetensors")
     assert "To convert each of several inputs, give --output-dir DIR instead of OUTPUT." in other
+    told = refused(2, "convert", "--", "a.pt", "b c.pt", "--output-dir", "made")
+    assert "After --, every word is the name of a file, also --output-dir: put options before --." in told

@@ -513,6 +513,21 @@ def test_a_small_change_in_a_large_checkpoint_is_a_delta_that_is_worth_it(tmp_pa
     assert found.warnings == []
 
 
+def test_words_that_lead_to_a_delta(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a", "b")]
+    for number, path in enumerate(paths):
+        path.mkdir()
+        save_bytes({"w": np.full(5, number, "u1")}, path / "model-00001-of-00001.safetensors")
+        index = {"metadata": {"total_size": 5}, "weight_map": {"w": "model-00001-of-00001.safetensors"}}
+        (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    delta, output = tmp_path / "delta", tmp_path / "out"
+    ckptconv_here("diff", *paths, delta).refused(2, f"Did you mean --delta {delta}?")
+    ckptconv_here("diff", *paths, "--output", delta).refused(2, "--delta DIR writes the difference.")
+    ckptconv_here("patch", *paths, output).refused(2, f"`ckptconv diff BASE {paths[1]} --delta DIR` writes a delta")
+    assert ckptconv_here("diff", *paths, "--delta", delta).code == 0
+    assert ckptconv_here("patch", paths[0], delta, output).code == 0
+
+
 def test_deltas_of_one_number_are_told_how_to_number_them(tmp_path: Path) -> None:
     paths = [tmp_path / f"{number}.safetensors" for number in range(3)]
     for number, path in enumerate(paths):

@@ -712,3 +712,12 @@ def test_the_format_of_code_hosts_has_an_option_of_its_own() -> None:
 
 def test_an_option_of_loaders_is_met_with_what_scan_judges() -> None:
     ckptconv_here("scan", "a.pt", "--weights-only").refused(2, "scan loads nothing", "--fail-on says which verdicts")
+
+
+def test_words_that_lead_to_a_report(tmp_path: Path) -> None:
+    (tmp_path / "x.pt").write_bytes(entry(STATE))
+    report = tmp_path / "report.sarif"
+    ckptconv_here("scan", tmp_path, "--output", report).refused(2, "Use --sarif FILE.")
+    ckptconv_here("scan", tmp_path, report).refused(2, "ckptconv scan --sarif FILE PATH writes a report to FILE.")
+    assert ckptconv_here("scan", "--sarif", report, tmp_path).code == 0
+    assert report.exists()

@@ -134,3 +134,10 @@ def test_a_manifest_is_not_taken_for_an_output(tmp_path: Path) -> None:
     run.refused(2, f"ckptconv verify SOURCE {tmp_path / 'out.safetensors'} --manifest {manifest}")
     manifest.write_text("{}")
     ckptconv_here("verify", manifest).refused(2, "m.json is one file, whose manifest is elsewhere")
+
+
+def test_options_for_digests_lead_to_the_output_alone(output: Path) -> None:
+    for option in ("--sha256", "--digest=sha256"):
+        told = "ckptconv verify OUTPUT, without SOURCE, compares the files with the digests in its manifest."
+        ckptconv_here("verify", output, option).refused(2, told)
+    assert ckptconv_here("verify", output).code == 0
