@@ -286,10 +286,14 @@ def test_that_nothing_is_quantized_is_a_warning(tmp_path: Path) -> None:
     report = ckptconv.convert(source, tmp_path / "out", dequantize=True)
     assert report.warnings == [f"--dequantize has no effect: no weight of {source} is quantized."]
     assert not any("--dequantize" in note for note in report.notes)
-    assert not any(
-        "--dequantize" in told for told in ckptconv.convert(source, tmp_path / "q", quantize="fp8-dynamic").warnings
-    )
-    report = ckptconv.convert(source, tmp_path / "q", quantize="fp8-dynamic", dequantize=True)
+
+
+def test_that_nothing_is_quantized_is_a_warning_where_weights_are_quantized_too(tmp_path: Path) -> None:
+    source = tmp_path / "plain.safetensors"
+    save_file({"m.weight": torch.ones(128, 128, dtype=torch.bfloat16)}, source)
+    report = ckptconv.convert(source, tmp_path / "out", quantize="fp8-dynamic")
+    assert not any("--dequantize" in told for told in report.warnings)
+    report = ckptconv.convert(source, tmp_path / "out", quantize="fp8-dynamic", dequantize=True)
     assert f"--dequantize has no effect: no weight of {source} is quantized." in report.warnings
 
 
