@@ -70,7 +70,7 @@ WORDS = {
 
 # Words for what ckptconv does not do, and what to use instead.
 ELSEWHERE = {
-    "gguf ggml llama.cpp": "GGUF is not written: convert_hf_to_gguf.py of llama.cpp makes it from a Hugging Face directory.",
+    "gguf ggml llama.cpp": "GGUF is not written: llama.cpp's convert_hf_to_gguf.py makes it from a model's directory.",
     "onnx tensorrt openvino coreml tflite": (
         "Programs of other runtimes, such as ONNX, are not written: export the model with torch, from these weights."
     ),
