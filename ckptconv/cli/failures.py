@@ -176,7 +176,7 @@ def failure_of(error: BaseException) -> CkptconvError | None:
         from ckptconv.formats.registered import PLUGINS
 
         text = f"{type(error).__name__}: {error}. No output was published."
-        advice = "Please report it, with what the command prints when the environment variable CKPTCONV_DEBUG is 1."
+        advice = "Please report it, with all that is printed if the environment variable CKPTCONV_DEBUG is 1."
         plugins = of_feature(PLUGINS, "entries")
         if plugins and (brought := plugins.suspects()):
             return FailedError(f"This is a bug in {', or in '.join(brought)}, or else in ckptconv: {text}", advice)

@@ -17,11 +17,6 @@ if TYPE_CHECKING:
     from ckptconv.engine.crcs import Crcs
     from ckptconv.storage.reading import Sources
 
-_WHY = {
-    "infinite": "too large for {} and became infinite",
-    "zero": "too small for {} and became zero",
-    "nan": "NaN after the inputs were added up (`ckptconv inspect --stats` finds those that have NaN)",
-}
 # Called with everything that is read for the output: the file, the runs in it, and their bytes.
 Seen: TypeAlias = Callable[[File, Runs, memoryview], None]
 
@@ -52,7 +47,12 @@ class Tally:
         warnings = {}
         for became, counts in self.lost_in.items():
             values, where = _summed(counts)
-            warnings[became] = f"{values} {_WHY[became].format(dtype)}, in {where}."
+            warnings[became] = {
+                "infinite": f"{values} too large for {dtype} and became infinite, in {where}.",
+                "zero": f"{values} too small for {dtype} and became zero, in {where}.",
+                "nan": f"{values} NaN after the inputs were added up, in {where}; `ckptconv inspect --stats` finds the "
+                "inputs that have NaN.",
+            }[became]
         return warnings
 
 
