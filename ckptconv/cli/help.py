@@ -103,11 +103,8 @@ class Help:
 
     def as_in(self, base: Help) -> list[Flag]:
         """Return the options that are those of the command `base`; none for a group of commands."""
-        return (
-            []
-            if self.commands or self.path == base.path
-            else [flag for flag in self.flags if any(map(flag.is_as, base.flags))]
-        )
+        is_other = not self.commands and self.path != base.path
+        return [flag for flag in self.flags if is_other and any(map(flag.is_as, base.flags))]
 
 
 def grouped(flags: Iterable[Flag]) -> Iterator[tuple[str, list[Flag]]]:

@@ -28,9 +28,7 @@ def fitted(line: Line, width: int | None) -> Line:
     left, fitted = width, []
     for index, span in enumerate(line):
         size = cells(span.text)
-        if size > left or (
-            size == left and index < len(line) - 1 and any(later.text.strip() for later in line[index + 1 :])
-        ):
+        if size > left or (size == left and any(later.text.strip() for later in line[index + 1 :])):
             text = ""
             for char in span.text:
                 if cells(text + char) > left - 1:

@@ -67,10 +67,9 @@ class _Taking:
         """Return the command with only those options of features that `words` of a command line name: no feature is
         imported for the others."""
         flags = {word.partition("=")[0].replace("_", "-") for word in words}
-        every = self.options.values()
         taken = (
             option
-            for option in every
+            for option in self.options.values()
             if not isinstance(option, FeatureOption) or flags.intersection(re.split("[ /]+", " ".join(option.flags)))
         )
         return _Taking(self._function, tuple(taken))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
@@ -36,15 +37,20 @@ class _Words:
         return self._checked().coerce(value, param=param, ctx=ctx)
 
 
-def _check_repeated(given: Sequence[Any]) -> None:
-    """Raise UsageError if an option that takes one value is among the parameters `given` more than once."""
+def _check_given(given: Sequence[Any], args: Sequence[str], flags: set[str]) -> None:
+    """Raise UsageError if one of the parameters `given` by `args` takes one value and is given more than once, or has
+    one of `flags`, the names of options, in the place of its value."""
     for option in given:
-        is_single = option.param_type_name == "option" and not (option.multiple or option.is_flag or option.count)
-        if is_single and given.count(option) > 1:
-            flag = option.opts[0]
+        if option.param_type_name != "option" or option.is_flag or option.count:
+            continue
+        flag, times = option.opts[0], given.count(option)
+        for word in flags.intersection(word for name, word in itertools.pairwise(args) if name in option.opts):
+            needed = f"{flag} needs {option.metavar or 'a value'}, and {word} is an option."
+            raise UsageError(needed, f"If {word} is its value, give {flag}={word}.")
+        if times > 1 and not option.multiple:
             hint = "For several parts, give --include 'KEY.*' for each." if flag == "--key" else "Give it once."
             hint = "Give one prefix, or --rename '^PREFIX=' for each." if flag == "--strip-prefix" else hint
-            raise UsageError(f"{flag} is given {given.count(option)} times, but takes one value.", hint)
+            raise UsageError(f"{flag} is given {times} times, but takes one value.", hint)
 
 
 class App(typer.Typer):
@@ -98,13 +104,15 @@ class _Quick:
         self._is_brief = "-h" in args and "--help" not in args
         if isinstance(ctx.obj, Call):
             ctx.obj.note(ctx.command_path, self, args)
+        flags: set[str] = set()
         for parameter in self.get_params(ctx):  # type: ignore[attr-defined]
+            flags.update(name for name in (*parameter.opts, *parameter.secondary_opts) if name[0] == "-")
             is_known = hasattr(parameter, "get_runtime_param") and hasattr(parameter, "type_descriptor")
             if is_known and "get_runtime_param" not in vars(parameter):  # a command may parse more than once
                 words = _Words(parameter)
                 parameter.get_runtime_param = lambda words=words: words
         try:
-            _check_repeated(self.make_parser(ctx).parse_args(list(args))[2])  # type: ignore[attr-defined]
+            _check_given(self.make_parser(ctx).parse_args(list(args))[2], args, flags)  # type: ignore[attr-defined]
             return super().parse_args(ctx, args)  # type: ignore[misc, no-any-return]
         except WRONG_USAGE as error:
             # If an option lacks its value, the parser does not say which command it belongs to.

@@ -114,23 +114,20 @@ class LazyTensor:
         raise NotImplementedError
 
 
+def _same(name: str) -> Any:
+    """Return a property of a derived tensor, which is as that of the other."""
+    return property(attrgetter(f"tensor.{name}"))
+
+
 class Derived(LazyTensor):
     """A tensor made from one other."""
 
     __slots__ = ()
     tensor: LazyTensor
 
-    @property
-    def scattered(self) -> bool:
-        return self.tensor.scattered
-
-    @property
-    def computed(self) -> bool:
-        return self.tensor.computed
-
-    @property
-    def grain(self) -> int:
-        return self.tensor.grain
+    scattered = _same("scattered")
+    computed = _same("computed")
+    grain = _same("grain")
 
     def inputs(self) -> tuple[File, ...]:
         return self.tensor.inputs()
@@ -339,9 +336,7 @@ class Narrow(Derived):
         if not 0 <= start <= start + length <= extent:
             raise ValueError(f"[{start}, {start + length}) is not inside a dimension of {extent}")
 
-    @property
-    def dtype(self) -> DType:  # type: ignore[override]
-        return self.tensor.dtype
+    dtype: DType = _same("dtype")
 
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -388,9 +383,7 @@ class Picked(Derived):
         self.shape = shape
         self.strides = strides
 
-    @property
-    def dtype(self) -> DType:  # type: ignore[override]
-        return self.tensor.dtype
+    dtype: DType = _same("dtype")
 
     @property
     def scattered(self) -> bool:
@@ -448,9 +441,7 @@ class Convert(Derived):
         self.kernel = kernel
         self.dtype = dtype
 
-    @property
-    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
-        return self.tensor.shape
+    shape: tuple[int, ...] = _same("shape")
 
     @property
     def grain(self) -> int:
@@ -555,13 +546,8 @@ class Tagged(Derived):
         self.tensor = tensor
         self.facts = facts
 
-    @property
-    def dtype(self) -> DType:  # type: ignore[override]
-        return self.tensor.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
-        return self.tensor.shape
+    dtype: DType = _same("dtype")
+    shape: tuple[int, ...] = _same("shape")
 
     def moves(self, start: int, stop: int, order: Order = "output", limit: int = BLOCK) -> Iterator[Move]:
         return self.tensor.moves(start, stop, order, limit)
