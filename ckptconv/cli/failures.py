@@ -23,7 +23,9 @@ from ckptconv.options.registered import FEATURES, missing, several
 from ckptconv.options.words import WORDS, instead_of
 from ckptconv.outputs.kinds import NAMED, OTHER_WORDS
 from ckptconv.process import lacking, of_feature
-from ckptconv.text import reason
+from ckptconv.storage.location import Location
+from ckptconv.storage.paths import is_remote
+from ckptconv.text import quoted, reason
 
 if TYPE_CHECKING:
     from ckptconv.cli.printed import Failed, Failure
@@ -124,6 +126,21 @@ def _no_command(word: str, group: Any) -> UsageError:
         return UsageError(f"No such command '{word}'.", instead)
     listed = f"The commands of {group.info_name} are {', '.join(known)}. See {path} --help."
     return UsageError(f"No such command '{word}'.", f"Did you mean {path} {meant[0]}?" if meant else listed)
+
+
+def meant_by_input(source: str, target: str | None, hint: str) -> str:
+    """Return the `hint` about an INPUT that is not there, or that it is a command, or in the place of OUTPUT."""
+    from ckptconv.publish.earlier import Directory, file_made_as
+
+    if source in COMMANDS:
+        return f"It is a command, which comes first: ckptconv {source} {shlex.quote(target or 'PATH')}"
+    is_vague = not hint or hint.startswith("Did you mean")
+    with contextlib.suppress(CkptconvError):
+        if is_vague and target and os.path.exists(target) and not is_remote(source):
+            place = Location(target)
+            if not Directory(place).manifest and not file_made_as(place, "weights"):
+                return f"INPUT comes first: is it {quoted(target)}?{hint.replace('Did', ' Or did', 1)}"
+    return hint
 
 
 def described(error: CkptconvError) -> Failure:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,6 @@ from ckptconv.errors import MissingError, UsageError
 from ckptconv.options.registered import EXECUTORS, names_of
 from ckptconv.options.table import COMMAND, OPTIONS
 from ckptconv.process import of_feature
-from ckptconv.text import quoted
 
 if TYPE_CHECKING:
     from ckptconv.result import Report
@@ -26,11 +24,9 @@ def convert_one(command: str, family: str, source: str, target: str | None, opti
     try:
         make(command, convert, source, target, {"family": family, **options})
     except MissingError as error:
-        from ckptconv.outputs.targets import MANIFEST
+        from ckptconv.cli.failures import meant_by_input
 
-        is_other = target and os.path.exists(target) and not os.path.exists(os.path.join(target, MANIFEST))
-        if is_other and (not error.hint or error.hint.startswith("Did you mean")):
-            error.hint = f"INPUT comes first: is it {quoted(str(target))}?{error.hint.replace('Did', ' Or did', 1)}"
+        error.hint = meant_by_input(source, target, error.hint)
         raise
 
 

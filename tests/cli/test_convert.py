@@ -146,6 +146,19 @@ def test_an_output_before_its_input_is_recognized_where_another_name_is_similar(
     said = refused(2, "convert", "aa.pt", "out/")
     assert "Did you mean a.pt?" in said
     assert "INPUT comes first" not in said, "an output of an earlier run"
+    for output in ("out.safetensors", "out.pt"):
+        succeeding("convert", "a.pt", output)
+        for missing_input in ("runs/25", "s3:/runs/25"):
+            said = refused(2, "convert", missing_input, output)
+            assert f"{missing_input} does not exist" in said
+            assert "INPUT comes first" not in said, "an output of an earlier run"
+
+
+def test_a_command_in_the_place_of_the_input_is_recognized(place: Path) -> None:
+    torch.save(NESTED, "a.pt")
+    said = refused(2, "convert", "--json", "inspect", "a.pt")
+    assert "It is a command, which comes first: ckptconv inspect a.pt" in said
+    assert "torch zip archive" in succeeding("inspect", "a.pt").out
 
 
 def test_an_index_as_output_is_met_with_the_directory_of_the_shards(place: Path) -> None:
