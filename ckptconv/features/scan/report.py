@@ -104,7 +104,7 @@ RULES: dict[str, ScanRule] = {
     "repository-code": ScanRule(
         "It names code of a repository",
         UNKNOWN,
-        "A configuration beside the weights names Python files in auto_map. Loading the model with "
+        "A configuration next to the weights names Python files in auto_map. Loading the model with "
         "trust_remote_code=True runs them, and scan judges no Python files. Read them before you load the model.",
     ),
     "unreadable": ScanRule(

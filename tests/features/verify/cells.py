@@ -54,7 +54,7 @@ DEFAULTS = [("verify", "from the manifest", "from the manifest")]
 MEANT = {"check": "verify"}
 SAID = [
     ("verify a b c", 2, "Too many arguments: c.;Usage: ckptconv verify [OPTIONS] SOURCE [OUTPUT]"),
-    ("verify model.pt notes/notes.txt", 2, "is not an output;ckptconv diff compares any two."),
+    ("verify model.pt notes/notes.txt", 2, "is not an output;ckptconv diff compares any two checkpoints."),
     ("transform model.pt", 2, "The commands of ckptconv are ; verify"),
     ("verity", 2, "Did you mean ckptconv verify?"),
     ("verify '' out.safetensors", 2, "The input's name is empty.;not set?"),
