@@ -14,6 +14,7 @@ from typing import Any
 from ckptconv.errors import UsageError
 from ckptconv.features.maps.claims import UnknownNamesError
 from ckptconv.features.maps.compile import Applied, Cast, apply_map, unchanged
+from ckptconv.features.maps.doubts import doubts
 from ckptconv.features.maps.file import MAX_BYTES, SUFFIX, Map, parse_map
 from ckptconv.features.maps.fitting import fitting, names_of_maps
 from ckptconv.features.maps.notation import axes_in
@@ -68,13 +69,13 @@ class ChosenMap:
             others = f"Is this the right map? {names_of_maps(fitting(tensors, self.map.name))}" if is_ours else ""
             hint = f"{others} {error.hint}" if is_ours else error.hint.replace("If it is: add", "Add")
             raise UnknownNamesError(error.message, hint.rstrip()) from None
-        if not applied.lacking:
-            return applied
-        doubt = (
-            f"the map {self.map.name} is for models that have {some(applied.lacking)}, which is missing here: is this "
-            f"the right map? {names_of_maps(fitting(tensors, self.map.name))}"
-        )
-        return replace(applied, unchecked=(*applied.unchecked, doubt))
+        contradicted = [*doubts(self.map.name, self.config)]
+        if applied.lacking:
+            contradicted.append(
+                f"the map {self.map.name} is for models that have {some(applied.lacking)}, which is missing here: is "
+                f"this the right map? {names_of_maps(fitting(tensors, self.map.name))}"
+            )
+        return replace(applied, unchecked=(*applied.unchecked, *contradicted))
 
     def idle_sizes(self) -> tuple[str, ...]:
         """Return the given sizes whose axes no rule has."""
