@@ -62,12 +62,26 @@ def staged(
         read.extend(content.file.path for content in output.inputs.values() if isinstance(content, Input))
     # make can check neither a pipe nor a remote file later.
     read = [os.path.normpath(name) for name in read if os.path.isfile(name)]
-    text = os.fsencode(rule([_last_path(output) for output in outputs], read))
+    targets = [_last_path(output) for output in outputs]
+    runs = dict.fromkeys(source.path for source in sources if not source.pointers)
+    read += [os.path.normpath(run) for run in runs if _is_chosen_in(run, read, [path, *targets])]
+    text = os.fsencode(rule(targets, read))
     with LocalStaging(path, outputs[0].plan.plan_id, options.fsync) as staging:
         staging.made_as = "depfile"
         staging.seal(staging.put("", text))
         yield
         staging.commit([""])
+
+
+def _is_chosen_in(run: str, read: Sequence[str], written: Sequence[str]) -> bool:
+    """Whether a directory was listed to choose one of those in it, as each file that was `read` is in one. Its time
+    changes when another comes. With files in it that are `written`, it would always be newer than these."""
+    if not os.path.isdir(run):
+        return False
+    run = os.path.abspath(run)
+    parents = [os.path.dirname(os.path.abspath(name)) for name in read]
+    is_inside = any(os.path.commonpath([run, os.path.abspath(name)]) == run for name in written)
+    return run not in parents and any(parent.startswith(os.path.join(run, "")) for parent in parents) and not is_inside
 
 
 def is_ours(reader: Reader) -> bool:
