@@ -31,6 +31,8 @@ _SUFFIX, _MAGIC = ".npy", b"\x93NUMPY"
 # Bytes of the header's length, by version; the alignment of a header, and the longest.
 _LENGTHS = {(1, 0): 2, (2, 0): 4, (3, 0): 4}
 _USUAL, _LONGEST = 128, 1 << 16
+# What to do with arrays whose dtype numpy does not write.
+_INSTEAD = "save it as float32, or with safetensors.flax.save_file, which keeps the dtype."
 # torch's limit.
 _MAX_DIMS = 64
 _HEADER = re.compile(
@@ -92,7 +94,9 @@ def _array(archive: Archive, name: str, row: int) -> LazyTensor:
     known = TORCH_NAMES.get(kind)
     if known is None:
         objects = ", Python objects" if kind == "O" else ""
-        raise UnsupportedError(f"{where} has elements of {quoted(kind)}{objects}, which tensors do not support.")
+        nameless = {"V1": "float8", "V2": "bfloat16"}.get(kind)
+        hint = f"numpy stores {nameless} of JAX as {kind}: {_INSTEAD}" if nameless else ""
+        raise UnsupportedError(f"{where} has elements of {quoted(kind)}{objects}, which tensors do not support.", hint)
     dtype, shape = DTYPES[known], tuple(int(extent) for extent in re.findall(r"\d+", extents))
     if len(shape) > _MAX_DIMS or ("," not in extents and len(shape) == 1):
         raise CorruptError(f"{where} has no shape: ({extents}).")

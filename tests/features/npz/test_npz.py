@@ -83,6 +83,8 @@ def objects() -> bytes:
         ({"w.npy": objects()}, 5, "Python objects, which tensors do not support."),
         ({"w.npy": npy(np.ones(2, "f4,i4"))}, 5, "an array of records"),
         ({"w.npy": npy(np.array(["a"]))}, 5, "which tensors do not support."),
+        ({"w.npy": npy(W, descr="|V2")}, 5, "numpy stores bfloat16 of JAX as V2: save it as float32, or with"),
+        ({"w.npy": npy(W, descr="|V1")}, 5, "numpy stores float8 of JAX as V1"),
         ({"w.npy": npy(W)[:-1]}, 4, "23 bytes of elements, but its shape needs 24"),
         ({"w.npy": npy(W) + b"x"}, 4, "25 bytes of elements, but its shape needs 24"),
         ({"w.npy": npy(W, shape="(2, 30)")}, 4, "but its shape needs 240"),
