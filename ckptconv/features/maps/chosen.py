@@ -16,11 +16,11 @@ from ckptconv.features.maps.claims import UnknownNamesError
 from ckptconv.features.maps.compile import Applied, Cast, apply_map, unchanged
 from ckptconv.features.maps.doubts import doubts
 from ckptconv.features.maps.file import MAX_BYTES, SUFFIX, Map, parse_map
-from ckptconv.features.maps.fitting import fitting, names_of_maps
+from ckptconv.features.maps.fitting import fitting, names_of_maps, prefix_before
 from ckptconv.features.maps.notation import axes_in
 from ckptconv.features.maps.options import SIZES
 from ckptconv.tensors.lazy import LazyTensor
-from ckptconv.text import brief, some
+from ckptconv.text import brief, quoted, some
 
 _TEXTS = ("name", "sha256", "from", "to", "text")
 
@@ -68,6 +68,10 @@ class ChosenMap:
             is_ours = not self.map.name.endswith(SUFFIX)
             others = f"Is this the right map? {names_of_maps(fitting(tensors, self.map.name))}" if is_ours else ""
             hint = f"{others} {error.hint}" if is_ours else error.hint.replace("If it is: add", "Add")
+            if prefix := prefix_before(tensors, self.map):
+                hint = (
+                    f"Without {quoted(prefix)}, which all names begin with, it has them: give --strip-prefix {prefix}"
+                )
             raise UnknownNamesError(error.message, hint.rstrip()) from None
         contradicted = [*doubts(self.map.name, self.config)]
         if applied.lacking:

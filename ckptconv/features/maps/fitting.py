@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Iterable, Iterator
 
@@ -37,6 +38,15 @@ def fitting(names: Iterable[str], but: str) -> list[str]:
     rule that has none of them."""
     examples = examples_of((name, name) for name in names)
     return [map_.name for map_ in maps_like(examples) if map_.name != but and _has_all(map_, [*examples.values()])]
+
+
+def prefix_before(names: Iterable[str], map_: Map) -> str:
+    """Return the longest prefix of all `names`, up to a dot, without which a map has them all; "" if there is none."""
+    examples = [*examples_of((name, name) for name in names).values()]
+    shared = os.path.commonprefix(examples)  # noqa: RUF071
+    prefixes = (shared[: dot.end()] for dot in re.finditer(r"\.", shared))
+    fit = (prefix for prefix in prefixes if _has_all(map_, [name.removeprefix(prefix) for name in examples]))
+    return max(fit, key=len, default="")
 
 
 def between(names: Iterable[str], others: Iterable[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Maps whose names and shapes fit a model that its config.json says is another."""
+"""Maps that are not for the checkpoint: by its config.json, or by a prefix of its names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from checkpoints import ckptconv_here, done
+from safetensors.torch import load_file, save_file
 
 CASES = Path(__file__).parent / "data"
 SCALED: dict[str, Any] = {"rope_type": "llama3", "factor": 8.0}
@@ -63,3 +65,19 @@ def test_a_map_for_another_family_is_doubted(place: Path) -> None:
 def test_a_configuration_that_names_no_model_raises_no_doubt(place: Path) -> None:
     sizes = {key: value for key, value in LLAMA.items() if key != "model_type"}
     assert "is the map" not in warned(place, "maxtext-llama", {**sizes, "rope_scaling": SCALED})
+
+
+@pytest.mark.parametrize("prefix", ["module.", "model.module."])
+def test_a_prefix_before_all_names_of_a_map_is_told(prefix: str, tmp_path: Path) -> None:
+    tensors = load_file(CASES / "maxtext-llama" / "ours.safetensors")
+    save_file({prefix + name: tensor for name, tensor in tensors.items()}, tmp_path / "in.safetensors")
+    words = ("convert", tmp_path / "in.safetensors", tmp_path / "out.safetensors", "--map", "maxtext-llama")
+    ckptconv_here(*words).refused(2, f"begin with, it has them: give --strip-prefix {prefix}")
+    done(ckptconv_here(*words, "--strip-prefix", prefix))
+    assert load_file(tmp_path / "out.safetensors").keys() == load_file(CASES / "maxtext-llama/hf.safetensors").keys()
+
+
+def test_a_prefix_is_not_told_where_the_rest_does_not_fit(tmp_path: Path) -> None:
+    save_file({"module.a.weight": torch.ones(2)}, tmp_path / "in.safetensors")
+    words = ("convert", tmp_path / "in.safetensors", tmp_path / "out.safetensors", "--map", "maxtext-llama")
+    assert "--strip-prefix" not in ckptconv_here(*words).refused(2)
