@@ -140,6 +140,8 @@ OTHER_WORDS = {
     **dict.fromkeys(("st", "safetensor", "hf", "huggingface", "transformers"), "safetensors"),
     **dict.fromkeys(("deepspeed", "zero", "zero1", "zero2", "zero3", "ds", "ucp"), "universal"),
     **dict.fromkeys(("fsdp", "fsdp2", "distcp", "torchtitan", "distributed"), "dcp"),
+    "torch-dist": "megatron",
+    "fsdp-dtensor": "megatron-fsdp",
 }
 # The kinds of directories that only `--to` asks for, by its value; and those that hold what a training resumes from.
 DIRECTORY_KINDS = {

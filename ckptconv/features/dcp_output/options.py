@@ -50,5 +50,11 @@ class Cutting(Given):
 GIVEN = Cutting
 # What people call it, as options.
 OTHER_OPTIONS = {
+    "--target-ckpt-format --ckpt-format --dist-ckpt-format": (
+        "Use --to megatron for torch_dist, or --to megatron-fsdp for fsdp_dtensor."
+    ),
+    "--tensor-model-parallel-size --target-tensor-model-parallel-size --pipeline-model-parallel-size": (
+        "A checkpoint of --to megatron loads with other numbers of ranks; --chunks N cuts its tensors for N of them."
+    ),
     "--reset-optimizer --new-optimizer": "--to dcp writes optimizer states only with --states: leave it out.",
 }

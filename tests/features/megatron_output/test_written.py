@@ -497,3 +497,11 @@ def test_verify_names_the_step_of_a_run_that_it_compares(tmp_path: Path) -> None
     assert f"files in {run}/iter_0000002, {run} (" in done(ckptconv_here("verify", source, run / "iter_0000002")).out
     done(ckptconv_here("convert", source, run, *QUIETLY))
     assert f"files in {run}/release, {run} (" in done(ckptconv_here("verify", source, run)).out
+
+
+def test_the_words_of_megatron_for_its_formats_are_known(tmp_path: Path) -> None:
+    words = ("convert", tmp_path / "in", tmp_path / "out")
+    for word, kind in (("torch_dist", "megatron"), ("fsdp_dtensor", "megatron-fsdp")):
+        ckptconv_here(*words, "--to", word).refused(2, f"Did you mean {kind}?")
+        ckptconv_here(*words, "--target-ckpt-format", word).refused(2, f"--to {kind} for {word}")
+    ckptconv_here(*words, "--tensor-model-parallel-size", "2").refused(2, "--chunks N cuts its tensors for N of them")
