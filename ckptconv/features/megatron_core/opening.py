@@ -55,7 +55,7 @@ def opened(source: Source, settings: Mapping[str, Any], reaching: Mapping[str, A
         return _noting(source, f"{note} Give the model's own with --config or --like.")
     keys, untold = _of_weights(source, args or {}, sizes, *prefixes)
     keys_untold = some((*derived.untold, *untold), form=str)
-    note = f"With --copy-config or --for-hub, config.json follows from {said} {keys_untold}. {note}".rstrip()
+    note = f"config.json, which --copy-config and --for-hub write, follows from {said} {keys_untold}. {note}".rstrip()
     config, files = {**derived.config, **keys}, {**source.companions, CONFIG: File(where, 0)}
     return (_noting(source, note) if has_model else source)._replace(companions=files, config=config)
 

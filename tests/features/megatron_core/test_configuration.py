@@ -331,5 +331,5 @@ def test_a_cast_changes_the_dtype(tmp_path: Path) -> None:
 def test_without_being_asked_for_none_is_written(tmp_path: Path) -> None:
     source = step(tmp_path / "step", ARGS)
     run = done(ckptconv_here("convert", source, tmp_path / "out", "--map", "megatron-qwen3", "--no-fsync"))
-    assert "With --copy-config or --for-hub, config.json follows from" in run.out
+    assert "config.json, which --copy-config and --for-hub write, follows from" in run.out
     assert not (tmp_path / "out/config.json").exists()
