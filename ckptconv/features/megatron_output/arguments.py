@@ -84,6 +84,9 @@ def arguments(stored: Sharded, config: Mapping[str, Any]) -> Arguments:
     base = config.get("rope_theta", rope.get("rope_theta") if isinstance(rope, Mapping) else None)
     if type(base) in (int, float):
         values["rotary_base"] = int(base)
+    # Norms of Gemma hold the difference from one, here as there.
+    if str(config.get("model_type")).startswith("gemma"):
+        values["apply_layernorm_1p"] = True
     routers = {name: tensor for name, tensor in stored.tensors.items() if name.endswith("mlp.router.weight")}
     if routers:
         values["num_experts"] = next(iter(routers.values())).shape[-2]

@@ -171,6 +171,13 @@ def test_arguments_follow_from_the_configuration_and_the_shapes(tmp_path: Path) 
     assert (args["no_save_optim"], args["no_save_rng"]) == (True, True)
 
 
+@every("kind, expected", [("gemma", True), ("gemma2", True), ("llama", None), (None, None)])
+def test_norms_of_gemma_are_an_argument(kind: str | None, expected: bool | None, tmp_path: Path) -> None:
+    source = saved(tmp_path / "model", model(DENSE), {**CONFIG, "model_type": kind})
+    done(ckptconv_here("convert", source, tmp_path / "run", "--to", "megatron", "--no-fsync"))
+    assert vars(common_of(tmp_path / "run/release")["args"]).get("apply_layernorm_1p") is expected
+
+
 LLAMA_3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
