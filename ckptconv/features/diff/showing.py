@@ -90,7 +90,7 @@ def _totals(report: Difference) -> Iterator[Line]:
         yield [
             Words(
                 f"{report.elements_differ:,} of {count_of(report.elements, 'element')} differ ({share}), by at most "
-                f"{_number(report.max_abs)}, and relative to the larger of both by at most {_number(report.max_rel)}"
+                f"{_number(report.max_abs)}, and by at most {_number(report.max_rel)} of the larger of both elements"
             )
         ]
     yield from _through(report)

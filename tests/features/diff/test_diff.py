@@ -584,3 +584,11 @@ def test_a_key_that_one_side_lacks_is_that_of_the_other(tmp_path: Path) -> None:
     torch.save({"model": weights}, tmp_path / "c.pt")
     run = ckptconv_here("diff", tmp_path / "a.pt", tmp_path / "c.pt", "--key", "model.inner")
     assert "--key model.inner was applied to A alone" in run.err
+
+
+def test_the_share_of_an_element_is_not_called_as_the_ratio_of_norms_is(tmp_path: Path) -> None:
+    save_file({"w": torch.tensor([1.0, 100.0])}, tmp_path / "a.safetensors")
+    save_file({"w": torch.tensor([2.0, 100.0])}, tmp_path / "b.safetensors")
+    out = ckptconv_here("diff", tmp_path / "a.safetensors", tmp_path / "b.safetensors").out
+    assert "1 of 2 elements differ (50 %), by at most 1, and by at most 0.5 of the larger of both elements" in out
+    assert out.count("relative") == 1
