@@ -56,6 +56,17 @@ def test_the_memory_of_a_command_is_no_place_for_an_output(tmp_path: Path) -> No
     assert [path.name for path in tmp_path.iterdir()] == ["a.pt"]
 
 
+def test_an_output_is_not_taken_for_a_remote_input_that_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"w": torch.ones(2)}, "there.pt")
+    assert "INPUT comes first: is it 'there.pt'?" in ckptconv_here("convert", "25.pt", "there.pt").refused(2)
+    told = ckptconv_here("convert", "memory://run/25.pt", "there.pt").refused(2)
+    assert "memory://run/25.pt does not exist" in told
+    assert "INPUT comes first" not in told
+
+
 def test_an_error_of_the_file_system_of_this_package_stays_what_it_is() -> None:
     with pytest.raises(MissingError, match=r"^gone\.pt does not exist\.$"):
         open_source("ckptconv://model.safetensors", storage_options={"source": "gone.pt"})
