@@ -18,6 +18,7 @@ from ckptconv.storage.digests import digest_of
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
 from ckptconv.storage.progress import Progress
+from ckptconv.text import some
 
 # Who has an output without its source has got it from somebody.
 _AGAIN = "The file was damaged or changed since it was written: download it again, or convert again."
@@ -45,10 +46,13 @@ def compared(
             why = f"{path} is one file, whose manifest is elsewhere"
         elsewhere = "" if options.manifest else " Or give the manifest with digests: --manifest FILE."
         named = "" if is_directory else " --manifest FILE"
+        folders = [name for name, entry in place.names.items() if entry.kind == "directory"] if is_directory else []
+        inner = [name for name in folders if manifest is None and place.child(name).has_file(MANIFEST)]
+        within = f"It holds outputs with manifests, to be verified one by one: {some(inner)}. " if inner else ""
         raise UsageError(
             f"{path} cannot be verified without its source, for lack of digests: {why}.",
-            f"Give the source first: ckptconv verify SOURCE OUTPUT. A conversion with --digest sha256{named} writes "
-            f"digests.{elsewhere}",
+            f"{within}Give the source first: ckptconv verify SOURCE OUTPUT. A conversion with --digest sha256{named} "
+            f"writes digests.{elsewhere}",
         )
     algorithm, files = manifest.members["digest"], manifest.members["files"]
     if on_total:

@@ -141,3 +141,14 @@ def test_options_for_digests_lead_to_the_output_alone(output: Path) -> None:
         told = "ckptconv verify OUTPUT, without SOURCE, compares the files with the digests in its manifest."
         ckptconv_here("verify", output, option).refused(2, told)
     assert ckptconv_here("verify", output).code == 0
+
+
+def test_a_directory_of_outputs_names_those_with_manifests(output: Path) -> None:
+    above = output.with_name("above")
+    above.mkdir()
+    output = output.rename(above / "one")
+    said = ckptconv_here("verify", above).refused(2)
+    assert "It holds outputs with manifests, to be verified one by one: 'one'." in said
+    assert ckptconv_here("verify", output).code == 0
+    (output / MANIFEST).unlink()
+    assert "outputs with manifests" not in ckptconv_here("verify", above).refused(2)
