@@ -171,8 +171,8 @@ def test_the_vocabulary_has_no_padding(
     assert config is not None
     assert (config["vocab_size"], config["torch_dtype"], config["tie_word_embeddings"]) == (entries, "float32", True)
     assert (
-        f"config.json, which --copy-config and --for-hub write, follows from {source}/run_config.yaml, which does not say"
-        in run.out
+        "config.json, which --copy-config and --for-hub write, follows from "
+        f"{source}/run_config.yaml, which does not say" in run.out
     )
     assert f"pad_token_id{untold}. Its max_position_embeddings is the length of sequences in the training." in run.out
     assert (f"left out as padding: {(24 - entries) * 8} elements" in run.err) == (entries < 24)
