@@ -182,7 +182,7 @@ def left_wider(tensors: Mapping[str, LazyTensor], dtype: str) -> tuple[str, ...]
     if not wider:
         return ()
     which = f"{len(wider)} tensors keep" if len(wider) > 1 else "1 tensor keeps"
-    return (f"{which} a wider dtype than {dtype}: {some(wider, _SHOWN)}. Only --dtype {dtype} itself narrows.",)
+    return (f"{which} a wider dtype than {dtype}: {some(wider, _SHOWN)}. Only an explicit --dtype casts them.",)
 
 
 # Tensors that a message lists.
