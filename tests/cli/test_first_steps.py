@@ -102,7 +102,7 @@ REFUSED: list[tuple[str, int, str]] = [
     ("pt2safetensors --max_shard_siz 1 model.pt", 2, "Did you mean --max-shard-size?"),
     ("transform model.pt", 2, "The commands of ckptconv are convert, pt2safetensors, "),
     ("--json", 2, "no option --json of ckptconv itself;ckptconv COMMAND --json"),
-    ("-q inspect model.pt", 2, "no option -q of ckptconv itself;ckptconv COMMAND -q"),
+    ("-q convert model.pt", 2, "no option -q of ckptconv itself;ckptconv COMMAND -q"),
     (
         "--max_shard_size 1GB convert",
         2,
@@ -111,7 +111,7 @@ REFUSED: list[tuple[str, int, str]] = [
     ("version", 2, "No such command 'version'. Did you mean ckptconv --version?"),
     # Also where it is nearly the name of a command, which is suggested else.
     *(
-        (name, 2, f"{name} is not a command;ckptconv convert {name} converts it; ckptconv inspect {name} shows")
+        (name, 2, f"{name} is not a command;ckptconv convert {name} converts it")
         for name in ("model.pt", "finished", "verify_")
     ),
     (
