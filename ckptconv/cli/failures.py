@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import glob
 import os
 import re
 import shlex
@@ -52,7 +53,7 @@ def _instead(option: str, close: Iterable[str], ctx: Any) -> str:
         meant = f"{owner} has {option}. "
     else:
         meant = f"Did you mean {' or '.join(f'--{near}' for near in sorted(close))}? " if close else ""
-    if files := sorted(name for name in os.listdir() if name.startswith(option)):
+    if files := sorted(glob.glob(f"{glob.escape(option)}*")):
         meant = f"If {files[0]} is meant, give ./{files[0]}. "
     return f"{meant}See {ctx.command_path} --help."
 

@@ -30,10 +30,12 @@ def warned(source: Source, place: Location, called: str, wanted: Wanted) -> Sour
         if is_given and not is_theirs
     }
     for option in filter(idle.get, _SELECTING):
-        step = place.join(wanted.tag)
-        where = f": {step}" if step.kind == "directory" else ", or leave --tag out."
-        hint = f"Give the directory of the step{where}" if option == "--tag" else _OTHERWISE
-        if option == "--unstack" and not missing("map"):
+        hint = _OTHERWISE
+        if option == "--tag":
+            step = place.join(wanted.tag)
+            where = f": {step}" if step.kind == "directory" else ", or leave --tag out."
+            hint = f"Give the directory of the step{where}"
+        elif option == "--unstack" and not missing("map"):
             hint = "Leave it out, or give a map, which may name each layer: ckptconv maps lists them, for --map."
         raise UsageError(idle[option], hint)
     return source._replace(warnings=[*source.warnings, *idle.values()])

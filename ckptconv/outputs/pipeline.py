@@ -70,9 +70,7 @@ def _chosen(source: Source, options: Options, rename: Rename) -> Selected:
     # A whole state without tensors is kept by its record alone; if the user asked for a part, it is a mistake.
     if not flat and options.key != "." and (options.key or not source.structured):
         where = f"under {options.key!r} of {source.path}" if options.key else f"in {source.path}"
-        raise UsageError(
-            f"No tensor to convert is {where}.", "`ckptconv inspect` shows the values." * bool(options.key)
-        )
+        raise UsageError(f"No tensor to convert is {where}.", options.key and "`ckptconv inspect` shows the values.")
     if flat and not names:
         raise UsageError(f"No tensors are left to convert: all {len(flat)} are excluded.")
     dtype = options.dtype or source.defaults.dtype

@@ -114,20 +114,23 @@ class LazyTensor:
         raise NotImplementedError
 
 
-def _same(name: str) -> Any:
-    """Return a property of a derived tensor, which is as that of the other."""
-    return property(attrgetter(f"tensor.{name}"))
-
-
 class Derived(LazyTensor):
     """A tensor made from one other."""
 
     __slots__ = ()
     tensor: LazyTensor
 
-    scattered = _same("scattered")
-    computed = _same("computed")
-    grain = _same("grain")
+    @property
+    def scattered(self) -> bool:
+        return self.tensor.scattered
+
+    @property
+    def computed(self) -> bool:
+        return self.tensor.computed
+
+    @property
+    def grain(self) -> int:
+        return self.tensor.grain
 
     def inputs(self) -> tuple[File, ...]:
         return self.tensor.inputs()
@@ -336,7 +339,9 @@ class Narrow(Derived):
         if not 0 <= start <= start + length <= extent:
             raise ValueError(f"[{start}, {start + length}) is not inside a dimension of {extent}")
 
-    dtype: DType = _same("dtype")
+    @property
+    def dtype(self) -> DType:  # type: ignore[override]
+        return self.tensor.dtype
 
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -383,7 +388,9 @@ class Picked(Derived):
         self.shape = shape
         self.strides = strides
 
-    dtype: DType = _same("dtype")
+    @property
+    def dtype(self) -> DType:  # type: ignore[override]
+        return self.tensor.dtype
 
     @property
     def scattered(self) -> bool:
@@ -441,7 +448,9 @@ class Convert(Derived):
         self.kernel = kernel
         self.dtype = dtype
 
-    shape: tuple[int, ...] = _same("shape")
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        return self.tensor.shape
 
     @property
     def grain(self) -> int:
@@ -546,8 +555,13 @@ class Tagged(Derived):
         self.tensor = tensor
         self.facts = facts
 
-    dtype: DType = _same("dtype")
-    shape: tuple[int, ...] = _same("shape")
+    @property
+    def dtype(self) -> DType:  # type: ignore[override]
+        return self.tensor.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        return self.tensor.shape
 
     def moves(self, start: int, stop: int, order: Order = "output", limit: int = BLOCK) -> Iterator[Move]:
         return self.tensor.moves(start, stop, order, limit)

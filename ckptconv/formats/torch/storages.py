@@ -47,7 +47,7 @@ class Storage(Tagged):
         self.file = file
         self.offset = offset
         self.size = size
-        self.dtype = dtype
+        self.dtype = dtype  # type: ignore[misc]
         self.key = key
         self.identity = identity
         self.meta = meta
