@@ -260,6 +260,11 @@ def test_models_of_different_widths_are_not_taken_for_vocabularies() -> None:
         save_file({f"{n}.weight": torch.ones(shape) for n, shape in enumerate(shapes)}, f"{shapes[0][0]}.safetensors")
     refused = ckptconv_here("average", "8.safetensors", "10.safetensors", "out").refused(1, "[8, 4]", "[10, 4]")
     assert "vocabular" not in refused
+    save_file({"w": torch.ones(8, 4)}, "matrix.safetensors")
+    save_file({"w": torch.tensor(1.0)}, "scalar.safetensors")
+    for names in (("matrix", "scalar"), ("scalar", "matrix")):
+        refused = ckptconv_here("average", *(f"{name}.safetensors" for name in names), "out").refused(1, "[8, 4]")
+        assert "vocabular" not in refused
 
 
 def test_without_quantization_keep_is_met_with_a_conversion_of_the_average() -> None:
