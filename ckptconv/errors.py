@@ -1,18 +1,18 @@
 """The closed set of errors that a user can meet, each with the exit code of the command line.
 
     CkptconvError               1    all of them
-    ├── FailedError             1    the work could not be done: a full disk, a broken connection
-    ├── DifferenceError         1    an output is not what its source gives, or a source not like its reference
-    ├── UsageError              2    the request makes no sense, or names what does not exist
+    ├── FailedError             1    the command failed: a full disk, a broken connection
+    ├── DifferenceError         1    an output differs from its source, or a source does not match its reference
+    ├── UsageError              2    the arguments are invalid, or name something that does not exist
     │   ├── MissingError        2    there is nothing at a path; a FileNotFoundError too
     │   ├── NoTensorError       2    a checkpoint has no tensor of that name; a KeyError too
     │   └── OutOfRangeError     2    a tensor has no such index; an IndexError too
-    ├── UnsafeError             3    the input carries an attack, or points out of its place
-    ├── CorruptError            4    the input contradicts itself, is truncated, or lacks a part
-    │   ├── LimitError          4    it asks for more than any honest file of its size needs
-    │   └── TruncatedError      4    it ends before what it describes does
-    ├── UnsupportedError        5    a layout that is recognised and not converted
-    └── StoppedError     130, 143    a signal ended the work
+    ├── UnsafeError             3    the input is malicious, or refers to files outside its directory
+    ├── CorruptError            4    the input is inconsistent, truncated or incomplete
+    │   ├── LimitError          4    it demands more resources than a valid file of its size needs
+    │   └── TruncatedError      4    the data ends before what it describes does
+    ├── UnsupportedError        5    the input has a known layout that ckptconv does not convert
+    └── StoppedError     130, 143    a signal stopped the command
 
 Every error is one short paragraph: what is wrong, in which file, what was expected and what was found; `hint` says what
 to do next. A call raises nothing else: any exception that is not listed here is a bug. After one, nothing new has a
@@ -85,12 +85,11 @@ def leaving(untouched: str) -> Iterator[None]:
 
 
 class FailedError(CkptconvError):
-    """The work could not be done: the disk is full, the file is unreadable, the connection broke."""
+    """The command failed: for example, the disk is full, a file is unreadable, or a connection broke."""
 
 
 class DifferenceError(CkptconvError):
-    """A verification found that the output differs from the source; or a source does not give the tensors of its
-    reference.
+    """An output differs from its source, or a source does not match its reference.
 
     `difference` describes it: "what" ("value", "dtype", "missing", "file", …) and, as far as they apply, "tensor",
     "file", "index" (one number for each dimension), "expected", "found" and "elements" (how many differ): those of the
@@ -106,7 +105,7 @@ class DifferenceError(CkptconvError):
 
 
 class UsageError(CkptconvError):
-    """The request makes no sense, or names something that does not exist."""
+    """The arguments are invalid, or name something that does not exist."""
 
     exit_code = 2
     kind = "usage"
@@ -127,14 +126,14 @@ class OutOfRangeError(UsageError, IndexError):
 
 
 class UnsafeError(CkptconvError):
-    """The input contains an attack, or points outside the place it may point to."""
+    """The input is malicious, or refers to files outside its directory."""
 
     exit_code = 3
     kind = "unsafe"
 
 
 class CorruptError(CkptconvError):
-    """The input contradicts itself, is truncated, or lacks a part."""
+    """The input is inconsistent, truncated or incomplete."""
 
     exit_code = 4
     kind = "corrupt"
@@ -150,20 +149,20 @@ def damaged(message: str) -> CorruptError:
 
 
 class LimitError(CorruptError):
-    """The input asks for more than any honest file of its size needs."""
+    """The input demands more resources than a valid file of its size needs."""
 
     kind = "limit"
 
 
 class UnsupportedError(CkptconvError):
-    """The input has a layout that is recognised but not converted."""
+    """The input has a known layout that ckptconv does not convert."""
 
     exit_code = 5
     kind = "unsupported"
 
 
 class StoppedError(CkptconvError):
-    """A signal ended the work: SIGINT (exit code 130) or SIGTERM (143)."""
+    """A signal stopped the command: SIGINT (exit code 130) or SIGTERM (143)."""
 
     kind = "interrupted"
 

@@ -15,7 +15,7 @@ _FRONT = """\
 name: ckptconv
 description: >-
   Convert, inspect, compare and check model checkpoints offline: PyTorch files, DeepSpeed ZeRO, FSDP and
-  torch.distributed.checkpoint, safetensors. Use it to convert a checkpoint, to look into one without loading it, to
+  torch.distributed.checkpoint, safetensors. Use it to convert a checkpoint, to inspect it without loading it, to
   find differences, to average or merge models, or to resume training in another framework.
 ---
 
@@ -23,24 +23,24 @@ description: >-
 _RULES = """\
 1. Install it with `pip install ckptconv`. It needs no torch and no GPU, and runs no code from a checkpoint.
 2. Look first: `ckptconv inspect PATH` shows the format, the tensors, and the command that converts the checkpoint.
-3. Give OUTPUT a new name: a file whose name you type is replaced. `--dry-run` shows a conversion without writing.
-4. Read the exit code. After an error no new file has its final name: fix the cause, and run the same command again.
-5. For programs, `--json` prints one object, also after an error ([its fields](json.md)).
-6. Do not load a stranger's file with `torch.load`: `ckptconv scan PATH` reports whether that runs code.
-7. `ckptconv help COMMAND` explains a command and all of its options."""
+3. Choose a new name for OUTPUT: an existing file may be replaced. `--dry-run` shows a conversion without writing.
+4. Check the exit code. After an error no output is published: fix the cause, and run the same command again.
+5. In programs, use `--json`: it prints one JSON object, also after an error ([its fields](json.md)).
+6. Do not load an untrusted file with `torch.load`: `ckptconv scan PATH` reports whether loading it runs code.
+7. `ckptconv help COMMAND` explains a command and all its options."""
 _VERIFY = "`--verify`, or `ckptconv verify {} OUTPUT` {}"
 # Without a manifest, `verify` does not know the options, nor what else an output was computed of.
-_SAME, _WITH_MANIFEST = "with the same options", "if OUTPUT has a manifest (not one file, not `--for-hub`)"
+_SAME, _WITH_MANIFEST = "with the same options", "if OUTPUT has a manifest (not a single file or `--for-hub`)"
 # The first argument of `verify`, where it is no INPUT.
 _SOURCES = {"average": "LAST-STEP", "merge": "BASE"}
 # Checks of commands without --verify, and of those whose outputs `verify` does not compare.
 _OTHERS = {
-    "inspect": "`--stats` reads all values, and lists NaN and infinities",
+    "inspect": "`--stats` reads all values, and lists tensors with NaN or infinity",
     "diff": "exit code 0: equal; 1: different",
     "verify": "exit code 0: equal, bit for bit; 1: different",
     "scan": "exit code 0: passed; 3: failed; 4: unreadable",
-    "steps": "exit code 0: the newest step is good; 4: it is not",
-    "thin": "without `--yes` nothing is changed; then `ckptconv steps RUN`",
+    "steps": "exit code 0: the newest step is good; 4: not good",
+    "thin": "before: run it without `--yes`; after: `ckptconv steps RUN`",
     "serve": "`ckptconv convert` with the same options and `--verify`",
     "virtual": "`ckptconv diff INPUT OUTPUT`",
     "patch": "`ckptconv verify BASE OUTPUT`",
@@ -48,7 +48,7 @@ _OTHERS = {
     "rows": "`--verify`, then `ckptconv rows check`",
     "rows split": "`--verify`, then `ckptconv rows check`",
     "rows pack": "`--verify`, then `ckptconv rows check`",
-    "rows check": "exit code 0: sound; 1: not",
+    "rows check": "exit code 0: sound; 1: not sound",
 }
 _DONE = "exit code 0"
 
