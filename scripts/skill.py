@@ -30,7 +30,7 @@ _RULES = """\
 7. `ckptconv help COMMAND` explains a command and all its options."""
 _VERIFY = "`--verify`, or `ckptconv verify {} OUTPUT` {}"
 # Without a manifest, `verify` does not know the options, nor what else an output was computed of.
-_SAME, _WITH_MANIFEST = "with the same options", "if OUTPUT has a manifest (not a single file or `--for-hub`)"
+_SAME, _WITH_MANIFEST = "with the same options", "if OUTPUT has a manifest (single files and `--for-hub` have none)"
 # The first argument of `verify`, where it is no INPUT.
 _SOURCES = {"average": "LAST-STEP", "merge": "BASE"}
 # Checks of commands without --verify, and of those whose outputs `verify` does not compare.
