@@ -23,9 +23,7 @@ from ckptconv.storage.paths import basename, dirname, is_quoted
 _CORRUPT, _UNSUPPORTED = CorruptError, UnsupportedError
 _AGAIN = "Download it again, and check the server's response."
 _PAGE = "is a web page, not a checkpoint."
-_AT_ADDRESS = (
-    f"The address of a directory must end in /. If this is the address of a file: {_AGAIN[0].lower()}{_AGAIN[1:]}"
-)
+_AT_ADDRESS = f"The address of a directory must end in /. If it is a file, {_AGAIN[0].lower()}{_AGAIN[1:]}"
 _UNPACK = "Unpack it first."
 _PIPED = "Unpack it first, or pipe it: {} FILE | ckptconv convert - OUTPUT."
 _NAME_ONE = (
@@ -40,7 +38,7 @@ _FLAX += "and write it with safetensors.flax.save_file."
 _PADDLE = "Load it with paddle.distributed.load_state_dict, and save it as safetensors, as PaddleFormers does."
 _OF_RANKS = 'Only vLLM and SGLang load it, with load_format="sharded_state": convert the original model instead.'
 _FOR_DEVICES = "It was exported from a model for use on devices: convert the original model instead."
-_BESIDE = "Specify that other file, whose name does not begin with ._"
+_BESIDE = "Specify that other file: its name lacks the leading ._ of this file."
 _EXPORTED = "Load it with torch.export.load, and save its state_dict with torch.save."
 # The most directories of a level that are searched.
 _LOOKED_AT = 50
@@ -141,18 +139,14 @@ _DIRECTORIES: tuple[tuple[str, str, str], ...] = (
     (r"flax_model(?:-\d{5}-of-\d{5})?\.msgpack(?:\.index\.json)?", "a Flax model", _FLAX),
     (r".+\.mlmodel", "a Core ML package", _FOR_DEVICES),
     # The first of these files alone may be the model.
-    (
-        r"model-rank-(?!0-part-0\.)\d+-part-\d+\.safetensors",
-        "a vLLM or SGLang checkpoint in shards of ranks",
-        _OF_RANKS,
-    ),
+    (r"model-rank-(?!0-part-0\.)\d+-part-\d+\.safetensors", "a per-rank checkpoint of vLLM or SGLang", _OF_RANKS),
 )
 
 
 def check_file(path: str, head: bytes, size: int) -> None:
     """Raise the error for the file at `path`, of `size` bytes, if its first 512 bytes show that it is foreign."""
     if basename(path) in POINTERS and size <= MAX_TAG and head.isascii():
-        raise UsageError(f"{path} only contains the name of the last step.", f"Give the directory: {dirname(path)}")
+        raise UsageError(f"{path} contains only the name of the last step.", f"Give the directory: {dirname(path)}")
     if error := foreign_file(path, head, size):
         raise error
 

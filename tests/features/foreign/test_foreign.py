@@ -109,7 +109,7 @@ def test_a_file_is_told_by_its_beginning(name: str, tmp_path: Path) -> None:
 def test_a_file_that_says_where_a_step_is_is_none(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("20")
     run = ckptconv_here("convert", tmp_path / name, tmp_path / "out")
-    run.refused(2, f"{name} only contains the name of the last step", f"Give the directory: {tmp_path}")
+    run.refused(2, f"{name} contains only the name of the last step", f"Give the directory: {tmp_path}")
 
 
 def test_every_command_says_what_no_command_reads(tmp_path: Path) -> None:
