@@ -148,12 +148,12 @@ class _Tied(TypedDict, total=False):
     """Cut every tensor into N parts along its first dimension, as N ranks save it, each rank into its own files."""
 
     part: tuple[int, int] | list[int] | str | None
-    """Convert part I (from 0) of N, and leave it staged for `finish`; auto takes I and N from the environment of an
-    array of Slurm, tasks of srun, torchrun or Kubernetes."""
+    """Convert part I (from 0) of N, and leave it staged for `finish`. With auto, I and N come from the environment of
+    a Slurm array, srun, torchrun or Kubernetes."""
 
     depfile: str | os.PathLike[str] | None
-    """Write a rule for make to FILE, with the local files that the output needs. Its target is the output file; in a
-    directory, the index, or the only file of weights."""
+    """Write a Makefile rule to FILE, listing the local files on which the output depends. Its target is the output
+    file or, in a directory, the index or the only weights file."""
 
     verify: bool
     """Compare the output with the input before publishing it."""
@@ -203,7 +203,7 @@ class _Naming(TypedDict, total=False):
     """Start the universal checkpoint with zero moments at step 0, whatever INPUT holds."""
 
     last_good: bool
-    """INPUT is a run: convert its last step that is whole, and marked as complete."""
+    """INPUT is a run. Convert its last step that is whole and marked as complete."""
 
 
 class _ReadingStates(TypedDict, total=False):
@@ -244,8 +244,8 @@ class _Planning(TypedDict, total=False):
     """Show the plan without writing anything."""
 
     copy_config: bool | None
-    """Copy config.json, the tokenizer and similar files to OUTPUT, a directory, for from_pretrained. Another name of
-    --no-copy-config is --no-extras. Default: on if INPUT is a directory whose config.json describes OUTPUT too."""
+    """Copy config.json, the tokenizer and similar files to the directory OUTPUT, for from_pretrained. --no-extras is
+    an alias of --no-copy-config. Default: on if INPUT is a directory whose config.json also describes OUTPUT."""
 
 
 class _Overwriting(TypedDict, total=False):
@@ -263,7 +263,7 @@ class _Attesting(TypedDict, total=False):
     """Check the checksums that the input records, for all data that is read."""
 
     attest: str | os.PathLike[str] | None
-    """Write digests and provenance to FILE as an unsigned statement of OpenSSF Model Signing; needs --digest."""
+    """Write digests and provenance to FILE as an unsigned OpenSSF Model Signing statement. Requires --digest."""
 
 
 class _Spooling(TypedDict, total=False):
@@ -319,10 +319,10 @@ class _Ordering(TypedDict, total=False):
     """Convert, Diff, Distributed, Open, Rows, Verify."""
 
     order: str | os.PathLike[str] | None
-    """The order in which the optimizer numbers its parameters. FILE is a list of their names, one per line or in JSON
-    (also one list per parameter group); a checkpoint that keeps their order, such as a state dict saved with
-    torch.save; or a directory with the config.json of a transformers model. Default: from the checkpoint itself, or
-    from its config.json."""
+    """The order in which the optimizer numbers its parameters. FILE is a list of parameter names, one per line or in
+    JSON (optionally one list per parameter group); a checkpoint that preserves their order, such as a state dict
+    saved with torch.save; or a directory with the config.json of a transformers model. Default: from the checkpoint
+    itself, or from its config.json."""
 
 
 class _Dequantizing(TypedDict, total=False):
@@ -387,8 +387,7 @@ class _Layers(TypedDict, total=False):
     """The configuration of the model, for a checkpoint with none next to it. A part has it as config.json."""
 
     vocab: int | str | None
-    """Convert only the first N rows of embeddings and head. None are added: of the outputs, only --to megatron pads
-    embeddings."""
+    """Convert only the first N rows of embeddings and head. Rows are not added: only --to megatron pads embeddings."""
 
     graft: str | list[str] | tuple[str, ...] | None
     """Add the tensors of REF, a checkpoint, whose names match GLOB, unchanged; repeatable. --fill adds missing

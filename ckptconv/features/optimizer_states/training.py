@@ -42,7 +42,7 @@ def _without_file(source: Source, place: Location) -> Source:
     files = [name for name in OPTIMIZERS if name in names]
     if not files:
         return source
-    message = f"{NOT_CONVERTED}the states in {files[0]}, next to the weights: to find their names"
+    message = f"{NOT_CONVERTED}the states in {files[0]}, next to the weights: finding their names"
     error = lacking(message, registered.NUMBERS, error=UnsupportedError)
     of_states = source.of_states._replace(error=error)
     return source._replace(of_states=of_states, notes=[*source.notes, error.message])
@@ -105,6 +105,6 @@ def check_key(source: Source, optimizer: str, key: str) -> None:
     """Raise UsageError if the weights next to an optimizer have no key of their own."""
     if optimizer and key in ("", "."):
         raise UsageError(
-            f"{source.path} holds an optimizer under {optimizer!r}, but it is not clear where its model is.",
+            f"{source.path} contains an optimizer under {optimizer!r}, but its model could not be identified.",
             f"Select the model with --key; the keys are: {some(list(entries(source.weights)))}.",
         )

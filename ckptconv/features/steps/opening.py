@@ -20,7 +20,7 @@ def placed(path: str, asked: Mapping[str, Any], reaching: Mapping[str, Any]) -> 
     it has no steps, CorruptError if none is good."""
     last = newest_good(_judged_at(path, reaching))
     if last is None:
-        raise CorruptError(f"No step of {path} is good.", f"`ckptconv steps {path}` says why.")
+        raise CorruptError(f"No step of {path} is good.", f"`ckptconv steps {path}` shows why.")
     is_file = last.path in (entry.file.path for entry in last.step.files.values())
     return last.path if is_file else last.step.path
 
@@ -42,7 +42,7 @@ def advise(error: CkptconvError, path: str, options: Mapping[str, Any]) -> None:
         steps = _judged_at(path, options)
         last = newest_good(steps)
         if last is not None and last is not steps[-1]:
-            good = f"The last good step of the run is {last.step.path}: --last-good takes it."
+            good = f"The last good step of the run is {last.step.path}. To convert it, use --last-good."
             hint = error.hint.replace(AGAIN, f"Copy or download {steps[-1].step.path} again.")
             error.hint = f"{good} {hint}".rstrip()  # the other may end in a command
 

@@ -166,7 +166,7 @@ class _Contents:
             storage = self._storages.get(root) if type(root) is int else None
             if storage is None or key in self._found:
                 raise MalformedError(
-                    f"has a tensor {brief(key)} of storage {brief(root)}, which does not exist, or has this tensor twice"
+                    f"has a tensor {brief(key)} of storage {brief(root)}, which does not exist, or has it twice"
                 )
             self._found[key] = _tensor(pickles, storage, rebuild)
         _check_end(pickles, stop, "tensors")

@@ -60,7 +60,7 @@ def test_every_file_that_the_output_lacks_is_in_the_report_with_a_reason(source:
         COPIED, "not copied without --copy-config"
     )
     one = named(convert(source, tmp_path / "one.safetensors"))
-    assert all(one[name] == "one file has no directory to copy to" for name in COPIED)
+    assert all(one[name] == "OUTPUT is a single file" for name in COPIED)
 
 
 def test_an_earlier_output_beside_the_steps_of_a_run_is_read_with_a_warning(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_what_could_not_be_copied_says_why(source: Path, tmp_path: Path) -> None
     left = named(convert(source, tmp_path / "out", copy_config=True))
     assert left["vocab.json"] == "it is a link to a file outside its directory"
     assert left["merges.txt"] == "it is no file"
-    assert left["README.md"] == "that in the output's directory was not replaced"
+    assert left["README.md"] == "the file in the output's directory was not replaced"
 
 
 def test_files_of_ranks_are_not_named_but_those_of_the_model_beside_them(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_files_of_ranks_are_not_named_but_those_of_the_model_beside_them(tmp_pat
         shutil.copytree(run, here)
         for name in ("config.json", "tokenizer.json"):
             (here / name).write_text("{}")
-        reason = "one file has no directory to copy to"
+        reason = "OUTPUT is a single file"
         left = f"not copied from {here}: config.json, tokenizer.json ({reason})."
         assert noted(convert(here, tmp_path / f"{number}.safetensors").notes) == [left]
         assert noted(convert(here, tmp_path / f"{number}-copied", copy_config=True).notes) == []

@@ -31,7 +31,7 @@ def test_two_optimizers_share_the_parameters_and_no_state(tmp_path: Path) -> Non
     saved = torch.load(tmp_path / "t.pt")
     torch.save({**saved, "optimizers": saved["optimizers"] * 2}, tmp_path / "t.pt")
     run = ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "again.safetensors")
-    run.refused(4, "two of its optimizers have a state of '0.weight'")
+    run.refused(4, "two of its optimizers contain a state of '0.weight'")
 
 
 def test_the_prefix_of_a_wrapper_is_no_part_of_a_name(tmp_path: Path) -> None:
