@@ -122,11 +122,11 @@ _SIGNS: tuple[tuple[re.Pattern[bytes], str, str], ...] = (
 _ARCHIVES = (
     ("archive_format", "an archive of torch.export (.pt2)", _EXPORTED),
     ("serialized_exported_program.json", "an archive of torch.export (.pt2)", _EXPORTED),
-    ("extern_modules", "a package of torch.package", "Load its contents, and save them with torch.save."),
-    ("model.weights.h5", "an archive of Keras (.keras)", _KERAS),
+    ("extern_modules", "a torch.package archive", "Load its contents, and save them with torch.save."),
+    ("model.weights.h5", "a Keras archive (.keras)", _KERAS),
     (
         "model_index.json",
-        "an archive of diffusers (DDUF)",
+        "a diffusers archive (DDUF)",
         "Unpack and convert it, or use DiffusionPipeline.from_pretrained(dduf_file=…).save_pretrained(DIR).",
     ),
     (".npy", "an archive of numpy arrays (.npz), a format that MLX also writes", _ARRAYS),

@@ -44,7 +44,7 @@ def derived(chosen: ChosenMap, side: str, where: str, *, apart: bool = False) ->
         raise UnsupportedError(
             f"{where} contains adapters, but {chosen.map.name} does not map adapters to the names of "
             f"{_PROGRAMS[side]}.",
-            f"The maps that do are {some(MAPS, form=str)}.",
+            f"The maps with adapters are {some(MAPS, form=str)}.",
         )
     return replace(chosen, map=of_adapters(chosen.map, apart=apart))
 

@@ -92,8 +92,8 @@ def _distinct(groups: Sequence[dict[str, Any]], where: str) -> list[dict[str, An
     for group in groups:
         if distinct.setdefault(tuple(identifier(group, key) for key in _IDENTIFIERS), group) != group:
             raise UnsupportedError(
-                f"{where}: experts and other parameters have different settings, but Megatron-core with one "
-                "optimizer has one group for both.",
+                f"{where}: experts and other parameters have different settings, but with one optimizer, "
+                "Megatron-core has one group for both.",
                 ADVICE,
             )
     return [*distinct.values()]

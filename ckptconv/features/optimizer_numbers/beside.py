@@ -54,7 +54,7 @@ def marked(source: Source) -> Source:
     else:
         error = UsageError(
             f"{source.path} contains only an optimizer's states by parameter, without a model.",
-            "Its tensors, <parameter>.<state>, need no matching: convert them without --optimizer.",
+            "Its tensors, <parameter>.<state>, already have names: convert them without --optimizer.",
         )
     return source._replace(of_states=source.of_states._replace(error=error))
 

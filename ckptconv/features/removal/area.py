@@ -36,7 +36,7 @@ _HIDDEN_NAME = re.compile(r"step-\d+")
 # RENAME_NOREPLACE, RENAME_EXCHANGE
 _NO_REPLACE, _EXCHANGE = 1, 2
 # What to do with an entry of which that is not known.
-ADVICE = "Move its contents that you want to keep to where they belong, and remove the rest."
+ADVICE = "Move the contents that you want to keep to another place, and remove the rest."
 
 
 def hidden_name(part: int) -> str:
@@ -242,7 +242,7 @@ def check(home: Handle, name: str, mark: str) -> None:
     except OSError as error:
         raise UnsafeError(f"{home.path}/{name} no longer exists: {reason(error)}.") from error
     if now != mark:
-        raise UnsafeError(f"{home.path}/{name} has changed since it was checked. It was not changed.")
+        raise UnsafeError(f"{home.path}/{name} has changed since it was checked. It was left in place.")
 
 
 def warnings(path: str) -> Iterator[str]:

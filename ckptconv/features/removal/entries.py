@@ -22,7 +22,7 @@ class StrangeError(UnsafeError):
     """A step has something in it that is never removed: `why` says what."""
 
     def __init__(self, path: str, why: str) -> None:
-        super().__init__(f"{path} {why}. It was not changed.")
+        super().__init__(f"{path} {why}. It was left in place.")
         self.why = why
 
 

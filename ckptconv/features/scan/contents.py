@@ -478,7 +478,7 @@ class ScannedContents:
                 self._take(inner)
         elif listing.members < zip_entries.count(reader):
             # Other programs may read the members that are not judged here.
-            self.add("two-readings", f"{reader.file.path} has a directory that is only partly readable.")
+            self.add("two-readings", f"{reader.file.path} is an archive whose directory is only partly readable.")
         # A package's members are code and pickles in directories of their own.
         if listing.is_package:
             self.add("carries-code", f"{reader.file.path} is a torch.package archive: importing it runs its code.")

@@ -88,7 +88,7 @@ BEGINNINGS: dict[str, tuple[bytes, int, list[str]]] = {
     "AppleDouble": (APPLE_DOUBLE, 5, ["is an AppleDouble file"]),
     "Flutter": (FLUTTER, 5, ["is a description of a Flutter project"]),
     "exported": (READERS["exported"].make(""), 5, ["is an archive of torch.export"]),
-    "package": (READERS["package"].make(""), 5, ["is a package of torch.package"]),
+    "package": (READERS["package"].make(""), 5, ["is a torch.package archive"]),
 }  # fmt: skip
 COMMANDS = {
     "pt2safetensors": "x.safetensors",

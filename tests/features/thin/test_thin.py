@@ -955,7 +955,7 @@ def test_what_has_the_name_of_a_moved_step_by_now_is_not_replaced(run: Path) -> 
         taken.write_text("mine") if is_file else taken.mkdir()
         for _ in range(2):
             thin(run, "--keep-last", 1, "--yes").refused(
-                3, "cannot be renamed back to checkpoint-100", "Move its contents"
+                3, "cannot be renamed back to checkpoint-100", "Move the contents"
             )
             assert SAVER.takes(run / AREA / "step-0")
         assert taken.read_text() == "mine" if is_file else not names(taken)
@@ -986,7 +986,7 @@ def test_what_no_journal_names_is_told_with_its_path_and_never_removed(run: Path
     for command in commands:
         said = done(ckptconv_here(*command)).err
         assert f"{run}/{AREA} contains journal.jsonl, step-0-0, which no journal describes" in said
-        assert "Move its contents that you want to keep to where they belong, and remove the rest." in said
+        assert "Move the contents that you want to keep to another place, and remove the rest." in said
     assert files(run) == before
 
 
@@ -1014,7 +1014,7 @@ def test_where_the_system_exchanges_nothing_less_of_a_step_takes_its_place_by_tw
         told.refused(
             3,
             f"has been replaced by something else. Its former content is in {run}/{AREA}/step-0.old.",
-            "Move its contents that you want",
+            "Move the contents that you want",
         )
         assert SAVER.takes(run / AREA / "step-0.old")
         assert names(run / "checkpoint-100") == set()
