@@ -80,9 +80,7 @@ class Named(NamedTuple):
     @property
     def notes(self) -> list[str]:
         """Notes for the user on the source of the names."""
-        left = (
-            f" It provides no names for {self.left} of the parameters, whose states are left out." if self.left else ""
-        )
+        left = f" Of the parameters, {self.left} have no name there; their states are left out." if self.left else ""
         return [f"{NAMED} {self.source}.{left}"] if self.source else []
 
 

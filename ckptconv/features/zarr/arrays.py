@@ -84,7 +84,7 @@ def _layouts(stored: Mapping[str, Mapping[str, Value]], files: Files) -> dict[st
     for name, values in stored.items():
         versions = [version for version in layouts.DESCRIPTIONS if version in values]
         if len(versions) != 1 or values[versions[0]].length > _MOST_JSON:
-            has = "described twice, or by a file that is too long" if versions else "missing"
+            has = "described twice, or in a file that is too long" if versions else "missing"
             raise CorruptError(f"{files.place}: the array {quoted(name)}, which its tree lists, is {has}.")
         version_of[name] = versions[0]
     contents = files.contents([stored[name][version] for name, version in version_of.items()])
