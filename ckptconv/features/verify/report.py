@@ -61,7 +61,8 @@ class Verification(Shown):
     """The adapters that `ckptconv merge` merged into the source, as its manifest says."""
 
     notes: list[str] = field(default_factory=list)
-    """Which of the source's steps or checkpoints was compared, and why, each in a sentence."""
+    """Which of the source's steps or checkpoints was compared, and why, and which parts of it the output does not have,
+    each in a sentence."""
 
     inert: bool = False
     """Whether the output has no tensor but in objects of classes known by name only: it is no model then."""

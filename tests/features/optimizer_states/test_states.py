@@ -24,6 +24,15 @@ def test_states_keep_their_names_in_every_output(groups: int, tmp_path: Path) ->
         assert_same({name: each.torch() for name, each in checkpoint.optimizer.items()}, expected)
 
 
+def test_states_without_an_output_of_the_weights_are_said_to_be_alone(tmp_path: Path) -> None:
+    note = "Not converted: the weights. Name OUTPUT after INPUT for them."
+    training_saved(tmp_path / "t.pt")
+    states = ("--optimizer", tmp_path / "states.safetensors")
+    assert note in done(ckptconv_here("convert", tmp_path / "t.pt", *states)).out.splitlines()
+    assert note not in done(ckptconv_here("convert", tmp_path / "t.pt", tmp_path / "t.safetensors", *states)).out
+    assert note not in done(ckptconv_here("convert", tmp_path / "t.pt", tmp_path / "t.safetensors")).out
+
+
 def test_two_optimizers_share_the_parameters_and_no_state(tmp_path: Path) -> None:
     expected = muon_saved(tmp_path / "t.pt")
     done(ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "states.safetensors"))
