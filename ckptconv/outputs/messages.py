@@ -27,8 +27,7 @@ def notes_of(sources: Sequence[Source], outputs: Sequence[Output], chosen: Optio
 
 def are_weights_left(sources: Iterable[Source], holds: Iterable[str]) -> bool:
     """Whether outputs that hold this have the optimizers' states alone of `sources`, which have weights too."""
-    parts = (part for source in sources for part in entries(source.weights).values())
-    return {*holds} == {"optimizer"} and not all(map(is_optimizer, parts))
+    return {*holds} == {"optimizer"} and not all(is_optimizer(x) for s in sources for x in entries(s.weights).values())
 
 
 def warnings_of(sources: Sequence[Source], outputs: Sequence[Output], chosen: Options) -> Iterator[str]:

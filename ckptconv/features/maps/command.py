@@ -26,6 +26,8 @@ OTHER_WORDS = {
         "hf2megatron",
         "hf2mcore",
         "titan2hf",
+        "convert-to-hf",
+        "convert-from-hf",
         "meta2hf",
         "rename-keys",
     ),

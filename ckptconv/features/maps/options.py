@@ -59,3 +59,8 @@ def _names() -> Iterator[str]:
 GIVEN = MapOptions
 # Options whose values a shell completes.
 COMPLETED = {"map": _names}
+# Options of torchtitan's scripts of conversion.
+OTHER_OPTIONS = {
+    "--model-name --model-flavor": "Use --map NAME, with one of those that `ckptconv maps` lists.",
+    "--export-dtype": "Use --dtype, such as --dtype bf16.",
+}

@@ -83,7 +83,7 @@ class Run(NamedTuple):
 def _steps_around(place: Location) -> Sequence[Step]:
     """Return the steps of the run in which the directory of a run is a step itself; none if it is in no run."""
     try:
-        steps = run_at(place.parent).steps if is_of_step(place.name) else ()
+        steps = run_at(place.parent).steps if is_of_step(place.name) or place.name.isdecimal() else ()
     except StoppedError:
         raise
     except CkptconvError:

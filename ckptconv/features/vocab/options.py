@@ -35,4 +35,4 @@ class VocabularyOptions(Given):
 GIVEN = VocabularyOptions
 # What people call it, as commands and as options.
 OTHER_WORDS = {"convert --vocab N": ("resize", "resize-vocab", "resize-embeddings")}
-OTHER_OPTIONS = {"--vocab-size": "Use --vocab N."}
+OTHER_OPTIONS = {"--vocab-size --true-vocab-size": "Use --vocab N."}

@@ -82,6 +82,25 @@ def test_convert_of_a_torn_run_says_which_step_is_the_last_good_one_and_last_goo
     ckptconv_here("convert", "--last-good", tmp_path / "trainer" / "checkpoint-10", output).refused(2, "is one step")
 
 
+def test_the_last_good_step_is_named_where_another_is_the_reason_of_the_error(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    run = SAVERS["trainer"].run(tmp_path / "run" / "checkpoints", 10, 20)
+    torn = run / "checkpoint-30"
+    files = list(SAVERS["trainer"].save(torn, 30))
+    os.truncate(torn / files[0], 700)
+    good = f"The last good step of the run is {run / 'checkpoint-20'}"
+    output = tmp_path / "out.safetensors"
+    # Of the directory above, the advice to name the run would lead to the torn step.
+    said = ckptconv_here("convert", tmp_path / "run", output).refused(2, f"{good}: --last-good takes it.")
+    assert "Give the checkpoint in it" not in said
+    done(ckptconv_here("convert", "--last-good", tmp_path / "run", output))
+    # A step that the user named is no run, of which the option could take another.
+    said = ckptconv_here("convert", torn, output).refused(4, f"{good}. ")
+    assert "--last-good" not in said
+    # Other errors have nothing to do with steps.
+    assert good not in ckptconv_here("convert", run, tmp_path / "out.foo").refused(2, "ends in .foo")
+
+
 def test_outputs_and_further_entries_of_a_number_are_listed_apart_and_are_never_the_last_good_step(
     tmp_path: Path,
 ) -> None:
@@ -220,6 +239,8 @@ def test_the_run_of_a_step_is_named(tmp_path: Path) -> None:
         _of_hugging_face(tmp_path / "run" / f"checkpoint-{number}")
     wanted = f"Specify the directory that contains the steps: {tmp_path / 'run'}."
     steps(tmp_path / "run" / "checkpoint-10").refused(2, wanted)
+    (tmp_path / "run" / "checkpoint-10").rename(tmp_path / "run" / "10")
+    steps(tmp_path / "run" / "10").refused(2, wanted)
     assert f"last good: {tmp_path / 'run' / 'checkpoint-20'}" in steps(tmp_path / "run").out
 
 

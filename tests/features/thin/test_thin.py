@@ -177,6 +177,11 @@ def test_a_step_in_the_place_of_its_run_is_told_to_be_one(run: Path, monkeypatch
     monkeypatch.chdir(run)
     assert f"{step.name} {warning}" in done(thin(Path(step.name), "--keep-last", 2)).err
     assert warning not in done(thin(run, "--keep-last", 2)).err
+    for words in ((), ("--yes",), ("--keep-last", 2)):
+        removing = f"To remove this step alone: ckptconv thin {run} --remove checkpoint-100"
+        thin(run / "checkpoint-100", *words).refused(2, "where the directory of a run was expected.", removing)
+    done(thin(run, "--remove", "checkpoint-100", "--yes"))
+    assert not (run / "checkpoint-100").exists()
 
 
 def _torn(run: Path) -> None:
@@ -1022,4 +1027,6 @@ def test_where_the_system_exchanges_nothing_less_of_a_step_takes_its_place_by_tw
 
 def test_options_of_other_programs_lead_to_its_own(tmp_path: Path) -> None:
     ckptconv_here("thin", tmp_path, "--dry-run").refused(2, "thin changes nothing without --yes.")
-    ckptconv_here("thin", tmp_path, "--keep", "3").refused(2, "Use --keep-last N.")
+    for option in ("--keep", "--max-to-keep"):
+        ckptconv_here("thin", tmp_path, option, "3").refused(2, "Use --keep-last N.")
+    ckptconv_here("thin", tmp_path, "--keep-period", "1000").refused(2, "Use --keep-every N.")
