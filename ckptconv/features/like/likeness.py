@@ -9,6 +9,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
 from ckptconv.errors import DifferenceError, UsageError
@@ -30,6 +31,10 @@ from ckptconv.tensors.dtypes import DType, can_cast
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import some
 
+# The modules whose `between` names the maps from some names to others.
+_MAPPING: tuple[str, ...] = (
+    "ckptconv.features.maps.fitting",
+)  # fmt: skip
 # The most differences of one kind that an error lists; it counts them all.
 MOST_LISTED = 1000
 # Names that are tried for a hint, of those that are missing and of those that have no place.
@@ -147,7 +152,7 @@ def check(
     reference = source.reference.path if source.reference else ""
     raise DifferenceError(
         f"{source.path} does not match the tensors of {reference}: {differences}.",
-        " ".join(_hints(kinds, tensors, wanted)),
+        " ".join(_of_maps(source, comparison.kinds) or _hints(kinds, tensors, wanted)),
         what="reference",
         file=reference,
         counts={"matched": len(comparison.matched), **{kind: len(names) for kind, names in kinds.items()}},
@@ -165,6 +170,17 @@ _WORDS = {
 
 def _described(kind: Typed | None) -> dict[str, Any] | None:
     return None if kind is None else {"dtype": kind.dtype.name, "shape": list(kind.shape)}
+
+
+def _of_maps(source: Source, kinds: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return advice about the maps that give all names of the source the names of the reference, if it has no map."""
+    extra, missing = kinds.get("extra", ()), kinds.get("missing", ())
+    if "map" in source.computed or not (extra and missing):
+        return []
+    maps = [name for module in _MAPPING for name in import_module(module).between(extra, missing)]
+    shown = f"the built-in map{'s' * (len(maps) > 1)} {some(maps, form=str)}"
+    advice = f"The names of both are in {shown}: give that of the program that wrote the input with --map NAME."
+    return [advice] if maps else []
 
 
 def _hints(
