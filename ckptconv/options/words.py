@@ -20,6 +20,7 @@ WORDS = {
     "-o --out --output --output-file --outfile --output-path --save-path --dst": "Name OUTPUT after INPUT.",
     "-i --input --input-dir --checkpoint --checkpoint-dir --checkpoint-path --ckpt --model --src": "Name INPUT first.",
     "--step --iteration --global-step": "Give the directory of the step; of a DeepSpeed run, --tag TAG names it.",
+    "--iteration --global-step --step": "Give the directory of the step.",
     "-d": "Did you mean --dtype or --verbose? OUTPUT is named after INPUT.",
     "--bf16 --bfloat16": "Use --dtype bf16.",
     "--fp16 --float16 --half": "Use --dtype fp16.",
@@ -52,7 +53,7 @@ WORDS = {
         "Outputs are not cut by rank: programs cut whole files as they load them."
     ),
     "--no-optimizer --no-optim --model-only --only-model --only-weights": (
-        "Of a .pt file, --key model takes the weights alone, and --exclude 'optimizer.*' leaves out the states."
+        "Steps of DeepSpeed and DCP give the weights alone; of a .pt file, --key model or --exclude 'optimizer.*' does."
     ),
     "--weights-only": "ckptconv runs no code from files; --key model takes the weights without an optimizer's states.",
     "--optimizer-only --only-optimizer": "--optimizer PATH without OUTPUT writes the states alone.",

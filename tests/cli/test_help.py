@@ -221,7 +221,7 @@ def test_options_of_other_programs_are_said_what_they_are_here() -> None:
         "--pp": "as they load them",
         "--target-tensor-parallel-size": "as they load them",
         "--target-pipeline-parallel-size": "as they load them",
-        "--no-optim": "--key model takes the weights alone, and --exclude 'optimizer.*' leaves out the states",
+        "--no-optim": "of a .pt file, --key model or --exclude 'optimizer.*' does",
         "--weights-only": "ckptconv runs no code from files; --key model takes the weights",
         "--optimizer-only": "--optimizer PATH without OUTPUT writes the states alone",
         "--use-ema": "such as --key ema",

@@ -61,6 +61,6 @@ OTHER_OPTIONS = {
         "Programs cut safetensors as they load them. Checkpoints of torch.distributed.checkpoint and Megatron-core "
         "load on any number of ranks, and --chunks N cuts their tensors for N."
     ),
-    "--load-dir --save-dir": "Name INPUT first, then OUTPUT: they have no options.",
+    "--load-dir --save-dir --load --save": "Name INPUT first, then OUTPUT: they have no options.",
     "--reset-optimizer --new-optimizer": "--to dcp writes optimizer states only with --states: leave it out.",
 }

@@ -104,7 +104,12 @@ def weights_in(source: Source, key: str = "") -> dict[str, LazyTensor]:
 def check_key(source: Source, optimizer: str, key: str) -> None:
     """Raise UsageError if the weights next to an optimizer have no key of their own."""
     if optimizer and key in ("", "."):
+        others = {name for name, _ in optimizers_in(source.weights)}
+        parts = {name: value for name, value in entries(source.weights).items() if name not in others}
+        models = [name for name, value in parts.items() if keymap.flatten(value)[0]]
         raise UsageError(
             f"{source.path} contains an optimizer under {optimizer!r}, but its model could not be identified.",
-            f"Select the model with --key; the keys are: {some(list(entries(source.weights)))}.",
+            f"Select the model with --key; the keys are: {some(models)}."
+            if models
+            else "It has no other tensors; without --optimizer, it is converted as it is.",
         )

@@ -49,7 +49,8 @@ def advise(error: CkptconvError, path: str, options: Mapping[str, Any]) -> None:
         is_run = not is_same(opened, path)
         hint = error.hint.replace(AGAIN, f"Copy or download {opened} again.")
         hint = "" if hint.endswith(f": {dirname(opened)}") else hint  # which is where the run has its steps
-        error.hint = f"{good}{' To convert it, use --last-good.' if is_run else ''} {hint}".rstrip()  # it may end in a command
+        good += " To convert it, use convert --last-good." if is_run else ""
+        error.hint = f"{good} {hint}".rstrip()  # it may end in a command
 
 
 def _judged_around(path: str, reaching: Mapping[str, Any]) -> tuple[list[Judged], str]:

@@ -604,6 +604,10 @@ def test_settings_by_parameter_are_kept_by_the_option_that_a_note_names(tmp_path
         assert f"{note}--flat-optimizer keeps them" in done(ckptconv_here(*words)).out
         for chosen in (("--flat-optimizer",), ("--like", flat)):
             assert note not in done(ckptconv_here(*words, *chosen)).out
+    # All of a state has its optimizer as it is, and needs no states.
+    words = ("convert", flat, tmp_path / "out", "--to", "dcp", "--key", ".", "--dry-run")
+    ckptconv_here(*words, "--states", flat).refused(2, "--key . takes an optimizer as it is: leave out --states.")
+    done(ckptconv_here(*words))
     # Without an option for it, or without settings, there is no choice.
     for kind in ("accelerate", "dcp-hf"):
         words = ("convert", flat, tmp_path / "out", "--to", kind, "--states", flat, "--dry-run")

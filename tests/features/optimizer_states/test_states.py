@@ -73,3 +73,11 @@ def test_numbers_are_refused_by_name_without_the_feature_that_names_them(
     run = done(ckptconv_here("convert", tmp_path / "step", tmp_path / "out"))
     assert "the states in optimizer.pt" in run.out
     assert not (tmp_path / "states.safetensors").exists()
+
+
+def test_an_optimizer_whose_file_has_no_model_is_not_said_to_have_one_under_a_key(tmp_path: Path) -> None:
+    optimizer = training_saved(tmp_path / "t.pt")["optimizer"]
+    torch.save({"optimizer": optimizer, "epoch": 3}, tmp_path / "o.pt")
+    words = ("convert", tmp_path / "o.pt", "--optimizer", tmp_path / "states.safetensors")
+    said = ckptconv_here(*words).refused(2, "It has no other tensors; without --optimizer, it is converted as it is.")
+    assert "--key" not in said
