@@ -20,7 +20,6 @@ WORDS = {
     "-o --out --output --output-file --outfile --output-path --save-path --dst": "Name OUTPUT after INPUT.",
     "-i --input --input-dir --checkpoint --checkpoint-dir --checkpoint-path --ckpt --model --src": "Name INPUT first.",
     "--step --iteration --global-step": "Give the directory of the step; of a DeepSpeed run, --tag TAG names it.",
-    "--iteration --global-step --step": "Give the directory of the step.",
     "-d": "Did you mean --dtype or --verbose? OUTPUT is named after INPUT.",
     "--bf16 --bfloat16": "Use --dtype bf16.",
     "--fp16 --float16 --half": "Use --dtype fp16.",

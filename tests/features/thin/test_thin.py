@@ -307,7 +307,7 @@ def test_a_policy_that_keeps_nothing_and_words_that_make_no_sense_are_refused(ru
     thin(run, "--drop", "weights").refused(2, "--drop is 'weights'; it may be optimizer.")
     thin(run, "--keep-last", 0).refused(2, "is not a number from 1")
     thin(tmp_path / "none", "--keep-last", 1).refused(2, "does not exist")
-    thin(run, "--keep-last", 1, "--delete").refused(2, "thin removes steps, and only with --yes.")
+    thin(run, "--keep-last", 1, "--delete").refused(2, "Use --remove NAME for a step; thin removes it only with --yes.")
     assert len(names(run)) == 4
 
 
