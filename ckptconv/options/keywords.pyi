@@ -132,14 +132,14 @@ class _Tied(TypedDict, total=False):
     """The same as --opaque drop."""
 
     quantize: Literal["fp8-block", "fp8-block-ue8m0", "fp8-dynamic", "mxfp8", "int4-g32", "mxfp4", "nvfp4", "nvfp4-modelopt"] | None
-    """Quantize the weight matrices of layers: to FP8 with one scale for each block of 128 by 128 (fp8-block; scales of
-    powers of two: fp8-block-ue8m0), each row (fp8-dynamic) or 32 elements (mxfp8), or to 4 bits with one scale for
-    32 elements (int4-g32, mxfp4) or for 16 (nvfp4 of compressed-tensors, nvfp4-modelopt of Model Optimizer).
-    Embeddings, heads, norms and routers stay. Loaders were tried with fp8-block, mxfp8 and int4-g32."""
+    """Quantize the weight matrices of layers. To FP8, with one scale per block of 128 by 128 (fp8-block; with powers
+    of two as scales: fp8-block-ue8m0), per row (fp8-dynamic) or per 32 elements (mxfp8). To 4 bits, with one scale
+    per 32 elements (int4-g32, mxfp4) or per 16 (nvfp4 of compressed-tensors, nvfp4-modelopt of Model Optimizer).
+    Embeddings, heads, norms and routers stay unquantized. Loaders were tested with fp8-block, mxfp8 and int4-g32."""
 
     requantize: Literal["fp8-block", "fp8-block-ue8m0", "mxfp8", "nvfp4"] | None
-    """Change the format of quantized weights without changing any number; if the format cannot hold the same numbers,
-    that is an error."""
+    """Change the format of quantized weights without changing any number. It is an error if the format cannot
+    represent the numbers exactly."""
 
     keep: str | list[str] | tuple[str, ...] | None
     """Do not quantize tensors whose names match, such as '*.down_proj.*'; repeatable."""
@@ -329,7 +329,7 @@ class _Dequantizing(TypedDict, total=False):
     """Convert, Average, Diff, Inspect, Load, Merge, Open, Rows, Verify."""
 
     dequantize: bool
-    """Convert quantized weights (codes, scales, zero points) to plain ones, in bfloat16 or --dtype."""
+    """Convert quantized weights (codes, scales, zero points) to plain weights, in bfloat16 or --dtype."""
 
 
 class _Mapping(TypedDict, total=False):
@@ -343,7 +343,7 @@ class _Measuring(TypedDict, total=False):
     """Convert, Average, Diff, Distributed, Inspect, Merge, Open, Rows, Verify."""
 
     size: Mapping[str, int] | str | list[str] | tuple[str, ...] | None
-    """The size of an axis of the map, such as n=32, if shapes and config.json do not give it; repeatable."""
+    """The size of an axis of the map, such as n=32, if shapes and config.json do not determine it; repeatable."""
 
 
 class _FindingTheModel(TypedDict, total=False):
