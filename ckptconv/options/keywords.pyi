@@ -474,7 +474,7 @@ class AverageOptions(
     """Options of `average`."""
 
     weights: str | list[float] | tuple[float, ...] | None
-    """The weights of the STEPs, in order, such as 1,1,2. They may be negative, but must not sum to zero. Default:
+    """The weights of the STEPs, in order, such as 1,1,2. Weights may be negative, but must not sum to zero. Default:
     equal weights."""
 
     ema: float | str | None
@@ -618,7 +618,7 @@ class MergeOptions(
     """Options of `merge`."""
 
     adapter: str | None
-    """If ADAPTER holds several adapters, such as the reference in TRL's checkpoints, merge the one called NAME.
+    """If ADAPTER contains several adapters, as TRL's checkpoints do with the reference, merge the adapter NAME.
     Default: the only one."""
 
 
