@@ -373,18 +373,19 @@ class _Layers(TypedDict, total=False):
     """Convert, Open, Rows, Verify."""
 
     layers: str | list[int] | tuple[int, ...] | range | None
-    """Convert only these layers, such as 0-3,60, renumbered in this order, and change config.json with them."""
+    """Convert only these layers, such as 0-3,60, renumbered in this order, and change config.json accordingly."""
 
     experts: str | list[int] | list[list[int]] | list[str] | range | None
-    """Convert only these experts of each layer, such as 0-7, renumbered, with their rows of the routers; or FILE, JSON
+    """Convert only these experts of each layer, such as 0-7, renumbered, with their rows of the routers. FILE is JSON
     with a list of numbers for each layer that has experts."""
 
     component: Literal["text", "vision", "mtp"] | None
-    """Convert only the language model (text) or the vision model of a model of both, with its own config.json, or the
-    layers that predict further tokens (mtp)."""
+    """Convert only one component: the language model (text) or the vision model (vision), with its own config.json, or
+    the layers that predict further tokens (mtp)."""
 
     config: str | os.PathLike[str] | None
-    """The configuration of the model, for a checkpoint with none next to it. A part has it as config.json."""
+    """The configuration of the model, if no config.json is next to the checkpoint. The output of a part contains it as
+    config.json."""
 
     vocab: int | str | None
     """Convert only the first N rows of embeddings and head. None are added: of the outputs, only --to megatron pads
@@ -529,11 +530,11 @@ class DiffOptions(
     """Write the changes from A to B as a delta to the directory DIR, which `ckptconv patch`, slime and sglang read."""
 
     delta_encoding: Literal["auto", "xor", "overwrite"] | None
-    """Store the XOR of old and new bytes (xor), or the new bytes with their positions (overwrite); auto takes the
+    """Store the XOR of old and new bytes (xor), or the new bytes with their positions (overwrite); auto selects the
     smaller. Default: auto."""
 
     delta_checksum: Literal["adler32", "xxh3-128", "blake3"] | None
-    """The checksum to store for each new tensor; all but adler32 need a package. Default: adler32."""
+    """The checksum to store for each new tensor; all except adler32 require a package. Default: adler32."""
 
     delta_version: int | str | None
     """The version number of B; A is version N - 1. Default: 1."""

@@ -496,10 +496,10 @@ def test_a_delta_that_is_larger_than_what_it_changes_is_told(tmp_path: Path) -> 
         save_bytes({"w": made.integers(0, 256, 1 << 14, "u1")}, tmp_path / name)
     paths = [tmp_path / name for name in ("a.safetensors", "b.safetensors")]
     found = diff(*paths, delta=tmp_path / "delta", delta_encoding="overwrite")
-    assert "more than the 16384 of the tensors" in found.warnings[-1]
+    assert "but the tensors that it changes have only 16384" in found.warnings[-1]
     assert "--delta-encoding auto" in found.warnings[-1]
     found = diff(*paths, delta=tmp_path / "auto")
-    assert "more than the 16384 of the tensors" in found.warnings[-1]
+    assert "but the tensors that it changes have only 16384" in found.warnings[-1]
     assert "--delta-encoding" not in found.warnings[-1]
 
 
@@ -751,7 +751,7 @@ def test_a_base_to_which_the_delta_was_applied_is_told_from_another(
 def test_another_base_is_named(pair: tuple[Path, Path], encoded_as: str, tmp_path: Path) -> None:
     delta = delta_of(pair, encoded_as)
     lacking = saved({"a.weight": model()["a.weight"]}, tmp_path / "lacking.safetensors")
-    assert ckptconv_here("patch", lacking, delta, tmp_path / "out").refused(4, "another base", "has no 'b.weight'")
+    assert ckptconv_here("patch", lacking, delta, tmp_path / "out").refused(4, "another base", "lacks 'b.weight'")
     larger = saved({**model(), "b.weight": torch.zeros(9, 9).half()}, tmp_path / "larger.safetensors")
     run = ckptconv_here("patch", larger, delta, tmp_path / "out")
     assert run.refused(4, "another base", "162 bytes in 'b.weight'") if encoded_as == "xor" else run.code == 4

@@ -201,7 +201,7 @@ CHANGES: dict[str, tuple[Change, type[CkptconvError], str]] = {
     "a URL as a source": (outside("s3://x/y"), UnsafeError, "it is a URL"),
     "another source": (outside("nothing"), CorruptError, "it no longer exists"),
     "a directory": (outside("zero"), CorruptError, "it no longer exists"),
-    "another root": (first("sources", root=7), CorruptError, "names root 7 of 1"),
+    "another root": (first("sources", root=7), CorruptError, "refers to root 7"),
     "a relative root": (lambda told: told.update(roots=["zero"]), UnsafeError, "neither a URL, nor an absolute path"),
     "a root far above": (lambda told: told.update(roots=["../../etc"]), UnsafeError, "it has parts or characters"),
     "a root that leads out": (lambda told: told.update(roots=["../a/../../etc"]), UnsafeError, "it has parts or char"),
