@@ -172,10 +172,10 @@ class _Structure(TypedDict, total=False):
     form of the step REF."""
 
     partial: bool
-    """Leave out the tensors of REF that the input lacks, and list them."""
+    """Omit the tensors of REF that the input lacks, and list them."""
 
     fill: bool
-    """Take the tensors that the input lacks from REF."""
+    """Copy the tensors that the input lacks from REF."""
 
 
 class _Naming(TypedDict, total=False):
@@ -393,7 +393,7 @@ class _Layers(TypedDict, total=False):
 
     graft: str | list[str] | tuple[str, ...] | None
     """Add the tensors of REF, a checkpoint, whose names match GLOB, unchanged; repeatable. --fill adds missing
-    tensors, cast as the output is."""
+    tensors, cast to the dtypes of the output."""
 
 
 class _NamingCheckpoints(TypedDict, total=False):
