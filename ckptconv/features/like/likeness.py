@@ -162,7 +162,7 @@ def check(
 
 _WORDS = {
     "missing": "missing",
-    "extra": "that the reference lacks",
+    "extra": "not in the reference",
     "shape": "with another shape",
     "dtype": "with a dtype that cannot be cast to that of the reference",
 }
@@ -196,12 +196,12 @@ def _hints(
         yield "Merge an adapter into its base with: ckptconv merge BASE ADAPTER OUTPUT."
         return
     if any(wanted[name].dtype.itemsize == 1 for name in kinds.get("dtype", ())):
-        yield "The weights of the reference are quantized: --like takes one with plain weights."
+        yield "The weights of the reference are quantized, but --like requires a reference with plain weights."
         return
     if missing:
-        yield "Take missing tensors from the reference with --fill, or leave them out with --partial."
+        yield "Copy missing tensors from the reference with --fill, or omit them with --partial."
     if extra:
-        yield "Leave out extra tensors with --exclude."
+        yield "Exclude extra tensors with --exclude."
     if missing and extra:
         yield "Convert the names of another framework with --map."
     if resized := _resized(kinds.get("shape", ()), tensors, wanted):
@@ -267,7 +267,7 @@ def _renaming(
     option += "".join(f" --exclude {shlex.quote(glob.escape(name))}" for name in others[:_EXCLUDED])
     left = len(missing) - len(named)
     more = (
-        (f" Take the other {left:,} missing tensors from the reference with --fill, or leave them out with --partial.")
+        (f" Copy the other {left:,} missing tensors from the reference with --fill, or omit them with --partial.")
         if left
         else ""
     )
@@ -305,11 +305,11 @@ def _check_like(source: Source, options: LikeOptions) -> None:
     """Raise UsageError for options about a reference without one, or that exclude each other."""
     names = " and ".join(name for name in ("--partial", "--fill") if getattr(options, name[2:]))
     if names and source.reference is None:
-        raise UsageError(f"{names} needs a reference.", "Give it with --like REF.")
+        raise UsageError(f"{names} requires a reference.", "Give a reference with --like REF.")
     if options.partial and options.fill:
         raise UsageError(
-            "--partial and --fill contradict each other: one leaves out missing tensors, the other takes them "
-            "from the reference.",
+            "--partial and --fill cannot be combined: --partial omits missing tensors, --fill copies them from the "
+            "reference.",
             "Give one of them.",
         )
 

@@ -20,8 +20,8 @@ class LikeOptions(Given):
         fallback={"verify": "from the manifest"},
         common=True,
     )
-    partial: bool = deciding(FLAG, "Leave out the tensors of REF that the input lacks, and list them.", group=NAMING)
-    fill: bool = deciding(FLAG, "Take the tensors that the input lacks from REF.", group=NAMING)
+    partial: bool = deciding(FLAG, "Omit the tensors of REF that the input lacks, and list them.", group=NAMING)
+    fill: bool = deciding(FLAG, "Copy the tensors that the input lacks from REF.", group=NAMING)
 
 
 GIVEN = LikeOptions

@@ -844,7 +844,7 @@ def test_nothing_more_goes_once_the_last_good_step_is_not_what_it_was(
 ) -> None:
     run = SAVER.run(tmp_path / "run", 100, 200, 300)
     planned_before = plan(run, keep_last=1)
-    with pytest.raises(UnsafeError, match="checkpoint-300 is to stay, and"):
+    with pytest.raises(UnsafeError, match="checkpoint-300 must stay, but"):
         carried_out(planned_before, lambda *_: change(run / "checkpoint-300"))
     assert names(run) - {"checkpoint-300"} == {"checkpoint-200"}
     assert SAVER.takes(run / "checkpoint-200")
@@ -859,7 +859,7 @@ def test_no_step_becomes_a_delta_of_one_that_changed_meanwhile(run: Path, monkey
         os.utime(run / "checkpoint-300" / "trainer_state.json", (1e9, 1e9))
 
     monkeypatch.setattr(ckptconv, "patch", changing)
-    with pytest.raises(UnsafeError, match="checkpoint-300 is to stay, and"):
+    with pytest.raises(UnsafeError, match="checkpoint-300 must stay, but"):
         carried_out(plan(run, keep_last=2, as_="delta"))
     assert files(run) == before
 

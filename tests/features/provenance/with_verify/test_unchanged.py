@@ -62,7 +62,7 @@ def test_files_that_the_manifest_does_not_name_are_told_when_the_source_is_given
     assert verify(source, output).warnings == []
     (output / "pytorch_model.bin").write_bytes(b"of another")
     (told,) = verify(source, output).warnings
-    assert "also holds pytorch_model.bin, which its manifest does not name: not compared" in told
+    assert "also holds pytorch_model.bin, which its manifest does not list: not compared" in told
 
 
 def test_an_output_in_the_directory_of_its_source_has_other_files_beside_it(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_manifest_in_the_place_of_the_output_is_known(tmp_path: Path) -> None:
 def test_files_that_the_manifest_does_not_name_are_told_and_refused_if_they_are_loaded_too(output: Path) -> None:
     (output / "notes.txt").write_text("of the user")
     (told, _) = verify(output).warnings
-    assert "also holds notes.txt, which its manifest does not name: not compared" in told
+    assert "also holds notes.txt, which its manifest does not list: not compared" in told
     (output / "model-00009-of-00009.safetensors").write_bytes(b"")
     with pytest.raises(DifferenceError, match=r"holds model-00009-of-00009\.safetensors, which .* remove them"):
         verify(output)
