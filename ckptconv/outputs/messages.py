@@ -37,7 +37,7 @@ def warnings_of(sources: Sequence[Source], outputs: Sequence[Output], chosen: Op
         if output.notices.bits:
             yield (
                 f"{some(output.notices.bits)} cannot be restored without the structure record, because safetensors "
-                "lack their dtype."
+                "do not support their dtype."
             )
     if is_inert(outputs):
         yield _no_model(sources[0], outputs, chosen)

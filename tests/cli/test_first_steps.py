@@ -119,7 +119,7 @@ REFUSED: list[tuple[str, int, str]] = [
         2,
         "Too many arguments: b.pt c d.pt.;Quote names with blanks",
     ),
-    ("pt2safetensors '' out.safetensors", 2, "The input's name is empty.;not set?"),
+    ("pt2safetensors '' out.safetensors", 2, "The path of the input is empty.;not set?"),
     ("--versoin", 2, "Did you mean --version?"),
     ("convert --jsn model.pt", 2, "Did you mean --json?"),
     (
@@ -158,7 +158,7 @@ def test_a_dry_run_tells_how_much_it_would_read_and_write() -> None:
     assert not Path("out").exists()
     report = json.loads(done(ckptconv_here("convert", "model.pt", "out", "--json")).out)
     written, read = (format_size(report[field]) for field in ("bytes_written", "input_bytes"))
-    assert f"in all, would write {written}, from input files of {read}" in said
+    assert f"would write {written} in all, from input files of {read}" in said
 
 
 @pytest.mark.skipif("part" not in OPTIONS, reason="there are no parts")

@@ -171,7 +171,7 @@ REASONS = (
     "would replace",
     "ckptconv did not write",
     "read as another input",
-    "would be read as one.",
+    "in one directory as one.",
     "not recognised as",
     "forbids",
     "contradict",
@@ -180,11 +180,11 @@ REASONS = (
     "is an input",
     "would both be",
     "files of another kind",
-    "both name",
+    "both specify",
     "is empty",
-    "read it together with",
+    "read this file together with",
     "other programs there",
-    "the whole run",
+    "those of the run",
 )
 
 # Words of commands that succeed, and what of others they replace, as they were told to.
@@ -469,11 +469,11 @@ def test_a_second_word_that_may_be_another_input_replaces_only_an_earlier_output
             content = Path("g1.safetensors").read_bytes()
         place = world / name
         place.write_bytes(content)
-        told = run(f"convert {words} --dtype bf16").refused(2, f"{name} exists, and is not recognised as an earlier")
+        told = run(f"convert {words} --dtype bf16").refused(2, f"{name} exists, but is not recognised as an earlier")
         # Advice by which a checkpoint may be lost comes last, and says so.
         assert "It may be a checkpoint of another program, which -o would replace." in told
         assert "INPUT comes before OUTPUT." in told
-        assert told.rstrip().endswith(f"If it may be lost: -o {name}.")
+        assert told.rstrip().endswith(f"To replace it: -o {name}.")
         assert place.read_bytes() == content
         for permitted in (f"{source} -o {name}", f"{words} --overwrite"):
             place.write_bytes(content)
@@ -545,7 +545,7 @@ def test_on_a_store_too(world: Path) -> None:
                 done(run(words))
         now = {name: store.cat(name) for name in store.find("/precious")}
         assert before.items() <= now.items()
-        refused = "exists, and is not recognised as an earlier output"
+        refused = "exists, but is not recognised as an earlier output"
         assert f"-o {place}/a.safetensors." in run(f"convert a.pt {place}/a.safetensors").refused(2, refused)
         if has_feature("torch_output"):
             done(run(f"convert a.pt {place}/new.pt"))
@@ -564,5 +564,5 @@ def test_a_directory_of_its_own_is_proposed_next_to_a_step_and_not_in_it(world: 
     for above, proposed in (("checkpoint-5", "checkpoint-5-safetensors"), ("trained", "trained/step6-safetensors")):
         shutil.copytree(world / "hf", world / above / "step6")
         found = run(f"convert {above}/step6 {above}")
-        assert f"Give a directory of its own, such as {proposed}, or a name that ends in" in found.err
+        assert f"Give a new directory, such as {proposed}, or a name that ends in" in found.err
         done(run(f"convert {above}/step6 {proposed}"))

@@ -20,7 +20,7 @@ OF_CONVERSIONS = ("dcp2safetensors",)
 @taking(*named("into optimizer order for_hub universal zero_stage fresh_optimizer master unstack"), *CONVERTING)
 def dcp2safetensors(
     directory: Annotated[
-        str, typer.Argument(metavar="DIR", show_default=False, help="The directory with .metadata, or the run's.")
+        str, typer.Argument(metavar="DIR", show_default=False, help="The directory of .metadata, or of the run.")
     ],
     output: Destination = None,
     **options: Any,

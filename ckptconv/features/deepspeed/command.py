@@ -23,7 +23,12 @@ OF_CONVERSIONS = ("zero-to-fp32",)
 )
 def zero_to_fp32(
     checkpoint: Annotated[
-        str, typer.Argument(metavar="CHECKPOINT", show_default=False, help="The directory with `latest`, or a tag's.")
+        str,
+        typer.Argument(
+            metavar="CHECKPOINT",
+            show_default=False,
+            help="The directory that contains `latest`, or the directory of a tag.",
+        ),
     ],
     output: Destination = None,
     **options: Any,

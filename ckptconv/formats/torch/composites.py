@@ -47,7 +47,7 @@ def quantized(tensors: Tensors, args: tuple[Any, ...]) -> Any:
         packed = {"shape": Size(shape), "strides": strides}
         size, stride = (storage.size,), (1,)
     if type(quantizer) is not tuple or not 3 <= len(quantizer) <= 4:
-        raise MalformedError("has a quantized tensor whose quantizer is not a tuple of its parameters")
+        raise MalformedError("has a quantized tensor whose quantizer is not a tuple of parameters")
     values = tensors.view(storage, offset, size, stride)
     if type(values) is not Tagged:
         return values  # on the meta device, without data
@@ -94,7 +94,7 @@ def sparse(args: tuple[Any, ...]) -> Any:
     layout, data = args
     known = type(layout) is TorchConstant and layout.kind == "layout" and layout.name in SPARSE
     if not known or type(data) is not tuple:
-        raise MalformedError("has a sparse tensor without a layout or parts")
+        raise MalformedError("has a sparse tensor without a layout or without parts")
     names = COMPOSITES[layout.name]
     if layout.name == "sparse_coo" and len(data) > len(names):
         names = (*names, "is_coalesced")

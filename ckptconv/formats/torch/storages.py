@@ -129,7 +129,7 @@ def storage_id(pid: Any) -> StorageId:
     Raises MalformedError for any other id, RefusedError for an unknown storage class.
     """
     if type(pid) is not tuple or len(pid) not in (5, 6) or pid[0] != "storage":
-        raise MalformedError("has a persistent id that is not one of a storage")
+        raise MalformedError("has a persistent id that is not that of a storage")
     _, cls, key, location, numel = pid[:5]
     dtype = storage_dtype(cls)
     if dtype is None:

@@ -21,7 +21,7 @@ def resolved(tensor: LazyTensor, metadata: Any) -> LazyTensor:
         raise MalformedError("has a tensor whose metadata is not a dictionary")
     for name, value in metadata.items():
         if type(name) is not str:
-            raise MalformedError("has a tensor whose metadata has names that are not text")
+            raise MalformedError("has a tensor with metadata keys that are not text")
         if name not in ("conj", "neg"):
             raise RefusedError(f"has a tensor with metadata {brief(name)}, which is not known")
         # If the flag is there, torch sets it, whatever its value.

@@ -209,7 +209,7 @@ def test_modules_of_sentence_transformers_are_converted_whole(sentences: Path) -
     for command in looking():
         assert shown(command, sentences)[0] == {*TEXT, "2_Dense/linear.weight"}
     # Half of a model is none.
-    with pytest.raises(UsageError, match="becomes a directory"):
+    with pytest.raises(UsageError, match="requires a directory"):
         ckptconv.convert(sentences, sentences.parent / "out.safetensors")
 
 
@@ -273,9 +273,9 @@ def test_what_is_there_stays_with_no_clobber(pipeline: Path) -> None:
 @every(
     "output, options, told",
     [
-        ("out.safetensors", {}, "which becomes a directory"),
-        *([("out.pt", {}, "which becomes a directory")] if "pt" in NAMED else []),
-        *((None, {name: "u"}, "which becomes a directory") for name in FURTHER if name != "optimizer"),
+        ("out.safetensors", {}, "which requires a directory"),
+        *([("out.pt", {}, "which requires a directory")] if "pt" in NAMED else []),
+        *((None, {name: "u"}, "which requires a directory") for name in FURTHER if name != "optimizer"),
         *([("out", {"part": "0/2"}, "--part divides one output")] if "part" in OPTIONS else []),
         ("pipeline", {}, "would replace .*text_encoder/model.safetensors, the input itself"),
     ],

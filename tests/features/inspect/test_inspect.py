@@ -781,7 +781,7 @@ def test_the_attributes_of_objects_are_values(tmp_path: Path) -> None:
 def test_an_option_that_only_convert_has_is_refused_by_name(tmp_path: Path) -> None:
     for name, hint in (("rename", ""), ("dtype", "It is as_ here: as_='bf16' shows the output of a cast.")):
         with pytest.raises(
-            UsageError, match=f"inspect has no option {name}, which convert has; inspect has "
+            UsageError, match=f"inspect has no option {name}, unlike convert; its options are "
         ) as caught:
             library.inspect(tmp_path / "x.pt", **{name: "a=b"})
         assert " stats, " in caught.value.message

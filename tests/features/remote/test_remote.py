@@ -52,7 +52,7 @@ def test_the_memory_of_a_command_is_no_place_for_an_output(tmp_path: Path) -> No
     torch.save({"w": torch.ones(2)}, tmp_path / "a.pt")
     for words in (["memory://m/a.safetensors"], [tmp_path / "a.safetensors", "--manifest=memory://m/a.json"]):
         told = ckptconv_forked("convert", tmp_path / "a.pt", *words).refused(2)
-        assert "memory:// is the memory of this process, and is gone when the command ends" in told
+        assert "A memory:// URL refers to the memory of this process, which is lost when the command ends" in told
     assert [path.name for path in tmp_path.iterdir()] == ["a.pt"]
 
 

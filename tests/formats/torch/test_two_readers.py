@@ -231,7 +231,7 @@ def test_it_is_said_what_is_read_in_two_ways(tmp_path: Path) -> None:
         "name_nul": "contains a NUL,",
         "name_unicode": "has the name 'archive/data/0' for other readers",
         "pickle_in_case_sound": "its data.pkl is called 'archive/DATA.PKL'",
-        "zip_and_tar": "begins as a zip archive and as a tar archive",
+        "zip_and_tar": "is valid as the beginning of a zip archive and of a tar archive",
     }.items():
         error = refusal(READERS[file].make(""), tmp_path)
         assert isinstance(error, CorruptError), file

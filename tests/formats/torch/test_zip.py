@@ -826,7 +826,7 @@ def test_other_contradictions(tmp_path):
         return refusal(path)
 
     assert not changed(lambda name, content: content)
-    assert "needs 12 bytes of storage '0', whose record has 11" in changed(
+    assert "needs 12 bytes of storage '0', but its record has 11" in changed(
         lambda name, content: content[:11] if name.endswith("data/0") else content
     )
     assert "neither" in changed(
@@ -842,7 +842,7 @@ def test_a_storage_of_two_sizes_is_refused(tmp_path):
     patched_members(
         tmp_path / "model.pt", lambda n, c: pickled.replace(b"K\x03t", b"K\x02t") if n.endswith("data.pkl") else c
     )
-    assert "needs 8 bytes of storage '0', whose record has 12" in refusal(tmp_path / "model.pt")
+    assert "needs 8 bytes of storage '0', but its record has 12" in refusal(tmp_path / "model.pt")
 
 
 def test_a_pickle_may_not_inflate_without_end(tmp_path):
