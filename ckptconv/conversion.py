@@ -97,7 +97,7 @@ def convert(
         with no_garbage():
             holds = {target.holds for target in targets} or {"weights"}
             if not targets and not isinstance(source, Source) and is_pipe(normalize(source)):
-                raise UsageError("Input from a pipe needs an OUTPUT: a directory, or a name that ends in .safetensors.")
+                raise UsageError("Input from a pipe requires OUTPUT: a directory, or a name that ends in .safetensors.")
             sources = fitted(all_opened(source, chosen, holds), source, chosen, holds)
             if not targets:
                 from ckptconv.outputs.default_names import default_output, suffix_of

@@ -140,7 +140,7 @@ def meant_by_input(source: str, target: str | None, hint: str) -> str:
         if is_vague and target and os.path.exists(target) and not is_remote(source):
             place = Location(target)
             if not Directory(place).manifest and not file_made_as(place, "weights"):
-                return f"INPUT comes first: is it {quoted(target)}?{hint.replace('Did', ' Or did', 1)}"
+                return f"INPUT comes first. Is it {quoted(target)}?{hint.replace('Did', ' Or did', 1)}"
     return hint
 
 

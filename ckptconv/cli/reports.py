@@ -105,7 +105,7 @@ def recorded(reports: Sequence[Report]) -> Iterator[str]:
         keys = some(under, KEYS, lambda name: cut(name, KEY))
         alone = f"--key {key} converts only the weights, " if key else ""
         whose = f" of {some(inputs, FEW, str)}" if len(reports) > 1 else ""
-        yield f"the structure record{whose} also holds values under {keys}; {alone}--no-structure leaves them out"
+        yield f"the structure record{whose} also contains values under {keys}; {alone}--no-structure omits these"
 
 
 def contents(size: int, tensors: int) -> str:

@@ -11,7 +11,7 @@ from ckptconv.storage.location import Location
 
 # Those that select what is read: another part than the wanted one would be converted, or other tensors.
 _SELECTING = ("--tag", "--exclude-frozen-parameters", "--master", "--unstack")
-_OTHERWISE = "Leave it out, or first convert the checkpoint that it applies to on its own."
+_OTHERWISE = "Leave it out, or first convert the checkpoint that it applies to separately."
 
 
 def warned(source: Source, place: Location, called: str, wanted: Wanted) -> Source:

@@ -34,7 +34,7 @@ def model_alone(source: Source, options: Options) -> Source:
     chosen = weights_key(tree) or (nested[0] if len(nested) == 1 and not _has_tensors(tree) else "")
     if not chosen:
         raise UsageError(
-            f"{source.path} contains tensors under {some(nested)}, and it is not clear which of these is the model.",
+            f"{source.path} contains tensors under {some(nested)}, but it is not clear which is the model.",
             "Select the model with --key; --key . takes everything.",
         )
     if any(map(is_optimizer, (tree, subtree(tree, chosen)))):

@@ -122,7 +122,7 @@ def check_pieces(source: Source, names: Iterable[str]) -> None:
     if pieces:
         raise UnsupportedError(
             f"{source.path} was saved with FSDP's LOCAL_STATE_DICT: {some(pieces, 1, repr)} are flat parameters. Each "
-            "joins several parameters, whose shapes the checkpoint does not record.",
+            "contains several parameters, but the checkpoint does not record their shapes.",
             "Load it in the training run, and save it with SHARDED_STATE_DICT or FULL_STATE_DICT.",
         )
 

@@ -40,7 +40,7 @@ def collected(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
     for old, new in pairs:
         if new in taken:
             raise UsageError(
-                f"Renaming gives {taken[new]!r} and {old!r} the same name {new!r}.",
+                f"Renaming would give {taken[new]!r} and {old!r} the same name, {new!r}.",
                 "Change --strip-prefix or --rename, or leave one of them out with --exclude.",
             )
         if old and (not new or new[0] == "." != old[0]):

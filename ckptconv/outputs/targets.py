@@ -463,7 +463,7 @@ def _an_input(path: str) -> UsageError:
     return UsageError(
         f"{path} is an existing checkpoint, but was given as OUTPUT.",
         f"{several('To convert several inputs: {}. ')}This command writes a directory, or a file whose name ends in "
-        ".safetensors; ckptconv convert writes .pt too.",
+        ".safetensors; ckptconv convert also writes .pt files.",
     )
 
 

@@ -115,7 +115,7 @@ class Calls:
         many."""
         self.room -= count
         if self.room < 0:
-            raise ExcessiveError("makes more objects than its length allows")
+            raise ExcessiveError("creates more objects than its length allows")
 
     def find(self, module: Any, name: Any) -> Any:
         """Return the value of a name: a constant, or a `Global`, which is just the name."""

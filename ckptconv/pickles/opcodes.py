@@ -198,7 +198,7 @@ def _newobj_ex(machine: State) -> None:
     kwargs = machine.stack.pop()
     args = machine.stack.pop()
     if not is_kwargs(kwargs):
-        raise MalformedError("makes an object with keywords that are not a dictionary")
+        raise MalformedError("creates an object with keywords that are not a dictionary")
     machine.stack[-1] = machine.call(machine.stack[-1], args, "newobj_ex", kwargs)
 
 

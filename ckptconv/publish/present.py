@@ -141,8 +141,8 @@ class Present:
             raise _foreign(claim.path, foreign, mixed, claim.overwrite)
         if others:
             raise UsageError(
-                f"{claim.path} holds {others[0]}, from an output of another kind: programs would read two outputs in "
-                "one directory as one.",
+                f"{claim.path} holds {others[0]}, part of an output of another kind: programs would read two outputs "
+                "in one directory as one.",
                 NEW_DIRECTORY,
             )
 

@@ -242,7 +242,7 @@ class Archive:
         if flags & _ENCRYPTED:
             raise UnsupportedError(f"{self.name}: member {brief(name)} is encrypted.", "Decrypt it first.")
         if flags & _PATCH:
-            raise UnsupportedError(f"{self.name}: member {brief(name)} is a patch of another file.")
+            raise UnsupportedError(f"{self.name}: member {brief(name)} is a patch for another file.")
         if disk != _ZIP64_DISK:
             raise UnsupportedError(f"{self.name}: member {brief(name)} is in another file, number {disk}.")
 

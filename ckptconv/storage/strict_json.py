@@ -174,7 +174,7 @@ def _unicode(value: Any) -> Any:
             try:
                 item.encode()
             except UnicodeEncodeError:
-                raise ValueError(f"{item[:100]!r} holds half of a surrogate pair, which is not Unicode text") from None
+                raise ValueError(f"{item[:100]!r} contains half of a surrogate pair: invalid Unicode") from None
         elif isinstance(item, (list, tuple)):
             stack.extend(item)
     return value

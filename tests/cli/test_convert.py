@@ -100,7 +100,7 @@ def test_a_prefix_of_wrappers_is_told(place: Path) -> None:
     torch.save({"model.a": torch.ones(2)}, "model.pt")  # which may be the module's own name
     torch.save({1: torch.ones(2)}, "numbers.pt")
     save_file(names, "flat.safetensors")
-    told = "the prefix of a model wrapper"
+    told = "a model wrapper's prefix"
     for command in (("convert", "--output=o", "--dry-run"), *((each,) for each in looking())):
         for name in ("flat.pt", "flat.safetensors"):
             said = succeeding(command[0], name, *command[1:], "--json").out
@@ -135,7 +135,7 @@ def test_an_output_before_its_input_is_recognized(place: Path) -> None:
     torch.save(NESTED, "a.pt")
     before = contents(place)
     said = refused(2, "convert", "new.safetensors", "a.pt")
-    assert "new.safetensors does not exist. Nothing was written. INPUT comes first: is it 'a.pt'?" in said
+    assert "new.safetensors does not exist. Nothing was written. INPUT comes first. Is it 'a.pt'?" in said
     assert "INPUT comes first" not in refused(2, "convert", "missing.pt", "new.safetensors")
     assert contents(place) == before
 
@@ -145,7 +145,7 @@ def test_an_output_before_its_input_is_recognized_where_another_name_is_similar(
     torch.save(NESTED, "a.pt")
     save_file(WEIGHTS, "new-1.safetensors")
     said = refused(2, "convert", "new-2.safetensors", "a.pt")
-    assert "INPUT comes first: is it 'a.pt'? Or did you mean new-1.safetensors?" in said
+    assert "INPUT comes first. Is it 'a.pt'? Or did you mean new-1.safetensors?" in said
     succeeding("convert", "a.pt", "out/")
     said = refused(2, "convert", "aa.pt", "out/")
     assert "Did you mean a.pt?" in said
@@ -183,7 +183,7 @@ def test_a_directory_of_several_checkpoints_is_said_to_hold_them(place: Path) ->
     Path("in/notes.txt").write_text("notes")
     Path("in/fsdp_config.json").write_text("{}")
     err = refused(2, "convert", "in")
-    assert "It holds several: in/a.pt, in/b c.pt. Give one of them" in err
+    assert "It contains several: in/a.pt, in/b c.pt. Give one of them" in err
 
 
 def test_a_directory_of_one_file_names_it(place: Path) -> None:

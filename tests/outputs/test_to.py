@@ -58,7 +58,7 @@ def test_a_name_of_another_kind_is_refused_and_nothing_is_written() -> None:
 
 def test_a_directory_that_only_to_asks_for_needs_an_output() -> None:
     for to in NAMED.keys() - {"safetensors", "pt"}:
-        ckptconv_here("convert", "m.safetensors", "--to", to).refused(2, "needs an OUTPUT: a directory")
+        ckptconv_here("convert", "m.safetensors", "--to", to).refused(2, "requires a directory as OUTPUT")
 
 
 def test_every_kind_is_named_in_the_help() -> None:

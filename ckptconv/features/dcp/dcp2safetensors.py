@@ -41,5 +41,5 @@ def dcp2safetensors(
 
     output = destination(output, options)
     if output is None and not any(options.get(name) for name in FURTHER):
-        raise UsageError("dcp2safetensors needs an OUTPUT: a directory, or a name that ends in .safetensors.")
+        raise UsageError("dcp2safetensors requires OUTPUT: a directory, or a name that ends in .safetensors.")
     convert_one("dcp2safetensors", "dcp", directory, output, options)

@@ -94,8 +94,8 @@ class Described:
         tensors = [name for name, value in self.hidden.items() if value is not None]
         if tensors:
             self.warnings.append(
-                f"Left out: the tensors inside {some(tensors, form=named)}, values that were pickled as a whole. --key "
-                "NAME converts such a value."
+                f"Left out: the tensors inside {some(tensors, form=named)}, which were pickled as whole values. To "
+                "convert one, use --key NAME."
             )
 
     def tree(self, names: Iterable[str], *, hidden: bool = False, key: str = "") -> Any:

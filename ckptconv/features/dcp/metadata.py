@@ -266,7 +266,7 @@ def _add(description: Description, loaded: Loaded, where: str, of_rank: bool) ->
             kind = entry.name if type(entry) is Opaque else type(entry).__name__
             raise UnsupportedError(f"{where}: {named(name)} has the unknown type {kind[:_LONGEST_NAME]}.")
     if placed:
-        raise CorruptError(f"{where} gives locations for {some(placed, form=named)}, but no descriptions.")
+        raise CorruptError(f"{where} records locations for {some(placed, form=named)}, but no descriptions.")
     paths = root.get("planner_data")
     if type(paths) is dict:
         for name, path in paths.items():
@@ -309,7 +309,7 @@ def _places(entries: Mapping[Any, Any], where: str) -> dict[str, dict[Shape | No
         locations = places.setdefault(name, {})
         if offset in locations:
             at = f" at {list(offset)}" if offset else ""
-            raise CorruptError(f"{where} gives two locations for the data of {named(name)}{at}.")
+            raise CorruptError(f"{where} records two locations for the data of {named(name)}{at}.")
         locations[offset] = place
     return places
 
@@ -361,21 +361,22 @@ def _add_tensor(
             continue
         if place is None:
             raise CorruptError(
-                f"{where} gives no location for the chunk of {named(name)} at {list(offsets)}, or describes that chunk "
-                "twice."
+                f"{where} records no location for the chunk of {named(name)} at {list(offsets)}, or describes that "
+                "chunk twice."
             )
         add(Chunk(offsets, sizes, place))
     if locations:
         offset = next(iter(locations))
         raise CorruptError(
-            f"{where} gives a location for data of {named(name)} at {list(offset or ())}, but describes no chunk there."
+            f"{where} records a location for data of {named(name)} at {list(offset or ())}, but describes no chunk "
+            "there."
         )
 
 
 def _add_value(description: Description, name: str, locations: dict[Shape | None, EntryPlace], where: str) -> None:
     if len(locations) != 1:
         raise CorruptError(
-            f"{where} gives {len(locations)} locations for the value {named(name)}, but exactly one is required."
+            f"{where} records {len(locations)} locations for the value {named(name)}, but exactly one is required."
         )
     if name in description.tensors:
         raise CorruptError(f"{where} describes {named(name)} as a value, but another rank as a tensor.")

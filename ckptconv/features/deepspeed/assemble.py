@@ -245,7 +245,7 @@ def _add_experts(weights: Weights, model: ModelFile, saved: Mapping[str, LazyTen
             if sorted(held) != list(range(len(held))) or len(shapes) != 1:
                 raise CorruptError(
                     f"{weights.where}: the expert files contain the experts {sorted(held)} of "
-                    f"{name!r}, but numbers without gaps and equal shapes were expected."
+                    f"{name!r}, but expert numbers from 0 without gaps, and equal shapes, were expected."
                 )
             parameters[name] = Concat(tuple(View(held[n], held[n].dtype, (1, *held[n].shape)) for n in sorted(held)))
     for layer in model.fused:

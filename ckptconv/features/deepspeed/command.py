@@ -50,5 +50,5 @@ def zero_to_fp32(
     options.pop("safe_serialization", None)
     output = destination(output, options)
     if output is None and not any(options.get(name) for name in FURTHER):
-        raise UsageError("zero-to-fp32 needs an OUTPUT: a directory, or a name that ends in .safetensors.")
+        raise UsageError("zero-to-fp32 requires OUTPUT: a directory, or a name that ends in .safetensors.")
     convert_one("zero-to-fp32", "deepspeed", checkpoint, output, options)

@@ -110,7 +110,7 @@ def _partition_size(group: int, end: int, optims: Sequence[OptimFile]) -> int:
     if rest or size < largest:
         raise CorruptError(
             f"{optims[0].file.path} and the files of the other ranks record {brief(padding)} elements of padding "
-            f"for group {group}. With {brief(end)} elements of parameters, these do not make {len(optims)} "
+            f"for group {group}. With {brief(end)} elements of parameters, these do not fill {len(optims)} "
             f"partitions of {largest} elements."
         )
     return size

@@ -331,7 +331,8 @@ class Reading:
         masters = fields.tensors("fp32_flat_groups" if flat else "single_partition_of_fp32_groups")
         if not flat and "single_partition_of_fp32_groups" not in fields.values:
             raise UnsupportedError(
-                f"{file.path} holds no fp32 partitions (neither fp32_flat_groups nor single_partition_of_fp32_groups).",
+                f"{file.path} contains no fp32 partitions (neither fp32_flat_groups nor "
+                "single_partition_of_fp32_groups).",
                 "It was not written by a ZeRO optimizer of DeepSpeed.",
             )
         states, hyper = _optimizer_states(fields, flat, len(masters))
@@ -383,8 +384,8 @@ def _fused_experts(fields: Fields) -> tuple[list[FusedExperts], bool]:
         numbers = [number for held in experts for number in held if type(number) is int]
         if prefix is None or not numbers or len(numbers) != total or sorted(numbers) != list(range(len(numbers))):
             raise CorruptError(
-                f"{fields.where}: ds_autoep_layers says of {brief(prefix)} that {brief(total)} experts are spread "
-                f"over {brief(ranks)} ranks, {brief(local)} on each, and names {len(numbers)} of them."
+                f"{fields.where}: ds_autoep_layers records {brief(total)} experts of {brief(prefix)} on "
+                f"{brief(ranks)} ranks, with {brief(local)} per rank, but lists {len(numbers)} experts."
             )
         fused.append(FusedExperts(prefix, experts))
     return fused, any(layer.get("checkpoint_format") == "zero3_partitioned" for layer in layers)
@@ -397,7 +398,7 @@ def _list(fields: Fields, key: str) -> list[Any]:
 
 def _sizes(fields: Fields, key: str, values: Any) -> list[int]:
     if not isinstance(values, list) or not all(type(size) is int and size >= 0 for size in values):
-        raise CorruptError(f"{fields.where}: {key} holds {brief(values, 80)}, where sizes were expected.")
+        raise CorruptError(f"{fields.where}: {key} holds {brief(values, 80)}, but sizes were expected.")
     return values
 
 
@@ -472,7 +473,7 @@ def _shape_list(fields: Fields, shapes: Any) -> list[dict[str, Shape]] | None:
 def _strings(fields: Fields, key: str) -> list[str] | None:
     values = fields.get(key, (list, tuple, set))
     if values is not None and not all(isinstance(value, str) for value in values):
-        raise CorruptError(f"{fields.where}: {key} holds something other than names.")
+        raise CorruptError(f"{fields.where}: {key} contains something other than names.")
     return None if values is None else list(values)
 
 
@@ -484,5 +485,5 @@ def _aliases(fields: Fields) -> dict[str, str]:
     except (TypeError, ValueError):
         aliases = {None: None}
     if not all(isinstance(name, str) for pair in aliases.items() for name in pair):
-        raise CorruptError(f"{fields.where}: shared_params holds something other than pairs of names.")
+        raise CorruptError(f"{fields.where}: shared_params contains something other than pairs of names.")
     return aliases

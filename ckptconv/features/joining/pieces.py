@@ -126,7 +126,7 @@ class Pieces:
         meta = spec.get("tensor_meta")
         stated = meta.args[0] if type(meta) is Opaque and type(meta.args) is tuple and meta.args else shape
         if self._counts(name, stated, "a shape") != shape:
-            raise self._corrupt(name, f"has the shape {list(shape)}, but its spec {list(stated)}")
+            raise self._corrupt(name, f"has the shape {list(shape)}, but its spec records {list(stated)}")
         tensor = self._local(name, attrs.get("_local_tensor"), node)
         mesh, coordinate = self._mesh(name, spec.get("mesh"))
         listed = spec.get("placements")

@@ -35,8 +35,8 @@ LONE = (
         "belongs to a rank other than the first, but the files of the other ranks are missing.", _JOINED, _of_a_rank
     ),
     LoneKind(
-        "has a name like the file of the first rank, but there are no files of other ranks, and it records no other "
-        "ranks.",
+        "has the name of a first rank's file, but the files of other ranks are missing, and the file does not record "
+        "their number.",
         "If there are other ranks, give the files of all ranks.",
         _of_first_rank,
         refused=False,

@@ -135,8 +135,8 @@ class _Step:
             over = [file for item in step.items.values() for file in item.files.items() if file[0] >= step.world]
             if over:
                 raise other_save(
-                    f"{directory.join(over[0][1].path)} is of rank {over[0][0]}, and {STEP_METADATA} says that there "
-                    f"are {step.world} ranks."
+                    f"{directory.join(over[0][1].path)} is of rank {over[0][0]}, and {STEP_METADATA} records that "
+                    f"there are {step.world} ranks."
                 )
         else:
             step.items = items_of(directory)

@@ -70,7 +70,7 @@ def wrapper_subclass(tensors: Tensors, args: tuple[Any, ...]) -> Any:
         return unknown("a tensor of a class", cls)
     tensors.geometry(size, stride)
     if type(offset) is not int or type(requires_grad) is not bool:
-        raise MalformedError(f"has a tensor of {str(cls)[:100]} whose arguments are of the wrong types")
+        raise MalformedError(f"has a tensor of {str(cls)[:100]} whose arguments have the wrong types")
     for constant, kind in ((dtype, "dtype"), (layout, "layout")):
         if type(constant) is not TorchConstant or constant.kind != kind:
             raise MalformedError(f"has a tensor of {str(cls)[:100]} whose {kind} is invalid")

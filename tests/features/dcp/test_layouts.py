@@ -258,7 +258,7 @@ def test_a_chunk_that_is_not_listed(tmp_path: Path) -> None:
 def test_a_chunk_whose_place_is_not_told(tmp_path: Path) -> None:
     checkpoint = rows()
     del checkpoint.places[1]
-    assert "gives no location for the chunk of 'model.w' at [2, 0]," in refused(checkpoint.write(tmp_path / "c"))
+    assert "records no location for the chunk of 'model.w' at [2, 0]," in refused(checkpoint.write(tmp_path / "c"))
 
 
 def test_data_without_a_chunk(tmp_path: Path) -> None:
@@ -404,7 +404,7 @@ def test_the_same_index_twice(tmp_path: Path) -> None:
     data = data.replace(_text(Twice.__module__), _text(MetadataIndex.__module__))
     data = data.replace(_text(Twice.__qualname__), _text("MetadataIndex"))
     (directory / ".metadata").write_bytes(_without_frames(data))
-    assert "gives two locations for the data of 'model.w'" in refused(directory)
+    assert "records two locations for the data of 'model.w'" in refused(directory)
 
 
 def _text(text: str) -> bytes:

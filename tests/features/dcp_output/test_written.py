@@ -748,7 +748,7 @@ def test_what_a_checkpoint_cannot_hold_is_refused(tmp_path: Path) -> None:
     torch.save({"a.b": torch.ones(1), "a": {"b": 2}}, tmp_path / "m.pt")
     with pytest.raises(UsageError, match="would have the key"):
         ckptconv.convert(tmp_path / "m.pt", tmp_path / "out", to="dcp")
-    with pytest.raises(UsageError, match="needs an OUTPUT"):
+    with pytest.raises(UsageError, match="requires a directory as OUTPUT"):
         ckptconv.convert(tmp_path / "m.pt", to="dcp")
     with pytest.raises(UsageError, match="--chunks applies only to a checkpoint"):
         ckptconv.convert(tmp_path / "m.pt", tmp_path / "out", chunks=3)

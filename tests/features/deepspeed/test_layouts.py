@@ -1156,8 +1156,8 @@ def test_frozen_parts_of_another_save_are_not_mixed(tmp_path: Path) -> None:
         ({"base_optimizer_state": {"state": {}, "param_groups": [1]}}, "base_optimizer_state.param_groups is not"),
         ({"base_optimizer_state": {"state": {}, "param_groups": {}}}, "base_optimizer_state.param_groups is not"),
         ({"base_optimizer_state": 1}, "dict or list was expected"),
-        ({"partition_count": [-2]}, "where sizes were expected"),
-        ({"partition_count": ["2"]}, "where sizes were expected"),
+        ({"partition_count": [-2]}, "but sizes were expected"),
+        ({"partition_count": ["2"]}, "but sizes were expected"),
         ({"zero_stage": 4}, "where a number from 0 to 3 was expected"),
         ({"single_partition_of_fp32_groups": [1, 2]}, "but 1-D tensors were expected"),
     ],
@@ -1170,9 +1170,9 @@ def test_entries_that_no_optimizer_has_are_named(optim: dict[str, Any], words: s
 @every(
     "client, words",
     [
-        ({"buffer_names": [1]}, "buffer_names holds something other than names"),
-        ({"shared_params": {"a": 1}}, "shared_params holds something other than pairs of names"),
-        ({"shared_params": ["abc"]}, "shared_params holds something other than pairs of names"),
+        ({"buffer_names": [1]}, "buffer_names contains something other than names"),
+        ({"shared_params": {"a": 1}}, "shared_params contains something other than pairs of names"),
+        ({"shared_params": ["abc"]}, "shared_params contains something other than pairs of names"),
         ({"shared_params": "ab"}, "dict or list was expected"),
         ({"shared_params": {"x": "y"}}, "'x' is tied to 'y', which the checkpoint does not contain."),
         ({"buffer_names": ["nothing"]}, "the buffer 'nothing' is listed, but is not in module"),

@@ -160,7 +160,7 @@ def test_the_model_that_is_converted_is_published_too(tmp_path: Path) -> None:
     published, plain = load_file(tmp_path / "hub" / "model.safetensors"), load_file(tmp_path / "plain.safetensors")
     assert published.keys() == plain.keys()
     # Here no key says that it is a model's.
-    with pytest.raises(ckptconv.UsageError, match="it is not clear which of these is the model"):
+    with pytest.raises(ckptconv.UsageError, match="it is not clear which is the model"):
         ckptconv.convert(step_of("ocdbt-zarr3"), tmp_path / "other", for_hub=True)
 
 

@@ -279,7 +279,7 @@ def test_a_world_that_the_names_tell_must_be_complete(tmp_path: Path) -> None:
     (source / "model_world_size_3_rank_2.pt").unlink()
     assert "contains files of 2 ranks, but lacks that of rank 2" in refused(source, tmp_path / "out", 4)
     (source / "model_world_size_3_rank_1.pt").unlink()
-    assert "holds files of 1 rank, and lacks those of ranks 1, 2" in refused(source, tmp_path / "out", 4)
+    assert "contains files of 1 rank, but lacks those of ranks 1, 2" in refused(source, tmp_path / "out", 4)
     assert "lacks" in refused(source / "model_world_size_3_rank_0.pt", tmp_path / "out", 4)
 
 

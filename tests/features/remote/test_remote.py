@@ -61,7 +61,7 @@ def test_an_output_is_not_taken_for_a_remote_input_that_is_missing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save({"w": torch.ones(2)}, "there.pt")
-    assert "INPUT comes first: is it 'there.pt'?" in ckptconv_here("convert", "25.pt", "there.pt").refused(2)
+    assert "INPUT comes first. Is it 'there.pt'?" in ckptconv_here("convert", "25.pt", "there.pt").refused(2)
     told = ckptconv_here("convert", "memory://run/25.pt", "there.pt").refused(2)
     assert "memory://run/25.pt does not exist" in told
     assert "INPUT comes first" not in told

@@ -298,7 +298,7 @@ def test_classes_of_other_packages_are_named_and_stay_data(tmp_path: Path) -> No
     report = converted(path, "--json").json
     assert sorted(report["opaque"]) == ["pathlib.PosixPath", f"{__name__}.Arguments"]
     words = ("convert", path, tmp_path / "other.safetensors")
-    assert "--no-structure leaves them out" in done(ckptconv_here(*words, "--drop-opaque")).err
+    assert "--no-structure omits these" in done(ckptconv_here(*words, "--drop-opaque")).err
     assert "PosixPath" in str(metadata_of(tmp_path / "other.safetensors"))
     done(ckptconv_here(*words, "--no-structure"))
     assert "PosixPath" not in str(metadata_of(tmp_path / "other.safetensors"))
