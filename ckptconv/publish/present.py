@@ -141,7 +141,7 @@ class Present:
             raise _foreign(claim.path, foreign, mixed, claim.overwrite)
         if others:
             raise UsageError(
-                f"{claim.path} holds {others[0]}, part of an output of another kind: programs would read two outputs "
+                f"{claim.path} contains {others[0]}, part of another kind of output: programs would read two outputs "
                 "in one directory as one.",
                 NEW_DIRECTORY,
             )

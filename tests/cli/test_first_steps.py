@@ -69,7 +69,7 @@ REFUSED: list[tuple[str, int, str]] = [
     ("convert model.pt x --safe_serialization True", 2, "found 3 arguments;Leave out 'True'"),
     ("convert model.pt '~/x.safetensors'", 2, "The shell did not expand the ~"),
     ("convert empty", 2, "but not a known checkpoint;It is empty."),
-    ("convert notes", 2, "It holds notes.txt"),
+    ("convert notes", 2, "It contains notes.txt"),
     # Files beside the output
     *(
         (f"pt2safetensors model.pt out.safetensors {option} {name}", code, said)

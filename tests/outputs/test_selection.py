@@ -151,7 +151,7 @@ def test_the_way_back_leaves_out_what_was_not_chosen(tmp_path: Path) -> None:
 def test_what_is_recorded_beside_the_tensors_is_told(tmp_path: Path) -> None:
     torch.save(training(), tmp_path / "x.pt")
     run = ckptconv_here("pt2safetensors", tmp_path / "x.pt")
-    note = next(line for line in run.out.splitlines() if line.startswith("the structure record also holds values"))
+    note = next(line for line in run.out.splitlines() if line.startswith("the structure record also contains values"))
     assert "under epoch, optimizer_states, callbacks, hyper_parameters, shared and 1 more" in note
     assert "--key state_dict" in note
     assert "--no-structure" in note

@@ -51,7 +51,7 @@ def test_a_name_of_another_kind_is_refused_and_nothing_is_written() -> None:
                 if ending != ".ckpt" or to not in kinds.CHECKPOINTS:  # directories of Lightning end so
                     calls = [ckptconv.convert, *([] if to in kinds.CHECKPOINTS else of_features("COMPARING_OUTPUTS"))]
                     for call in calls:
-                        with pytest.raises(UsageError, match=f"x{ending} (ends in|is the name of a file)"):
+                        with pytest.raises(UsageError, match=f"x{ending} (ends in|is a file name)"):
                             call("m.safetensors", f"x{ending}", to=to)
     assert contents(Path()) == before
 

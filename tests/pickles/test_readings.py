@@ -470,7 +470,7 @@ def test_names_are_found_as_they_are_spelled() -> None:
                 ours(data)
         else:
             assert ours(data) == Global(module, name)
-    with pytest.raises(CorruptError, match="names a class by 1001 characters"):
+    with pytest.raises(CorruptError, match="has a class name of 1001 characters"):
         ours(named("m", "x" * 1001) + b".")
 
 

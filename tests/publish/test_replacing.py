@@ -363,7 +363,7 @@ def test_what_was_changed_since_is_not_ours_any_more(world: Path) -> None:
     os.replace("a.safetensors", "new/model.safetensors")  # of the same size, and older than the manifest
     before = tree(world)
     refused = run("convert a.pt new")
-    refused.refused(2, "new holds model.safetensors")
+    refused.refused(2, "new contains model.safetensors")
     assert "--overwrite replaces files" in refused.err
     run("convert a.pt new --overwrite --no-clobber").refused(2, "contradict")
     run("convert a.pt new --no-clobber").refused(1, "new/model.safetensors exists")
@@ -390,7 +390,9 @@ def test_a_model_and_an_adapter_are_not_put_into_one_directory(world: Path) -> N
         done(run(f"convert {first} {place}"))
         before = tree(world)
         for flag in ("", " --overwrite"):
-            run(f"convert {second} {place}{flag}").refused(2, f"{place} holds ", "as one" if not flag else "together")
+            run(f"convert {second} {place}{flag}").refused(
+                2, f"{place} contains ", "as one" if not flag else "together"
+            )
         assert tree(world) == before
         done(run(f"convert {first} {place}"))
 
@@ -414,7 +416,7 @@ def test_what_comes_while_an_output_is_made_stays(world: Path) -> None:
 def test_what_comes_between_parts_stays(world: Path) -> None:
     save_file(tensors(3), "parts/model.safetensors", {"format": "pt"})
     before = tree(world)
-    run("finish parts").refused(2, "parts holds model.safetensors")
+    run("finish parts").refused(2, "parts contains model.safetensors")
     assert tree(world) == before
     done(run("finish parts --overwrite"))
     assert torch.equal(load_file("parts/model.safetensors")["w"], tensors(2)["w"])

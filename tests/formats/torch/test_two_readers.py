@@ -225,7 +225,7 @@ def test_it_is_said_what_is_read_in_two_ways(tmp_path: Path) -> None:
     for file, reason in {
         "end_empty": "the comment contains another end record",
         "zip64_count": "its two end records contradict each other",
-        "byte_before": "it begins with 1 foreign bytes,",
+        "byte_before": "it begins with 1 unknown bytes,",
         "hole": "100 bytes from byte",
         "name_case_byteorder": "member 'archive/BYTEORDER' is 'archive/byteorder' for other readers",
         "name_nul": "contains a NUL,",
@@ -265,7 +265,7 @@ def test_how_many_members_an_archive_may_have(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(zip_archives, "MAX_MEMBERS", 3)
     error = refusal(zipped(M), tmp_path)
     assert isinstance(error, LimitError)
-    assert "of 4 members; at most" in error.message
+    assert "and 4 members; at most" in error.message
 
 
 @every(
