@@ -109,9 +109,9 @@ def names_of(
     lost = [name for name in source.unaccounted if not options.include and not choice.excludes(name)]
     if lost:
         raise CorruptError(
-            f"{source.path} names {len(lost)} parameters without data: "
+            f"{source.path} lists {len(lost)} parameters without data: "
             f"{', '.join(lost[:5])}{', …' if len(lost) > 5 else ''}.",
-            "They are tied or frozen parameters, which some releases did not save; leave them out with --exclude.",
+            "Some releases did not save tied or frozen parameters; leave these out with --exclude.",
         )
     return rename(names, options.strip_prefix, options.rename)
 

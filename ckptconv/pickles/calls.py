@@ -218,7 +218,7 @@ class Calls:
                     break
                 inner = inner.cls
             else:
-                raise ExcessiveError(f"calls the result of a call, more than {CALL_DEPTH} times over")
+                raise ExcessiveError(f"calls results of calls more than {CALL_DEPTH} levels deep")
         else:
             raise MalformedError(f"calls a value of type {type(function).__name__}")
         self.suspects.update(dict.fromkeys(suspects("of_call", function, args)))

@@ -687,7 +687,7 @@ BOMBS = {
     "persistent ids": (b"]P" + b"x" * N + b"\na" + b"Px\na" * N + b".", None),
     "objects in objects": (b"cm\nx\nq\0)R" + b"h\0)R" * N + b"b" * N + b".", "nested"),
     "arguments of arguments": (b"cm\nx\nq\0" + b"h\0" * N + b")R" + b"\x85R" * N + b".", "nested"),
-    "results of results": (b"cm\nx\n" + b")R" * N + b".", "result of a call"),
+    "results of results": (b"cm\nx\n" + b")R" * N + b".", "results of calls"),
     "frozensets in frozensets": (b"(" * N + b"\x91" * N + b".", "key nested"),
     "a deep key": (b"})" + b"\x85" * N + b"Ns.", "key nested"),
     "a wide key": (b"}(" + b"N" * N + b"tNs.", "key made of"),

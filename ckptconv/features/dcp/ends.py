@@ -33,7 +33,7 @@ def ends_of(file: File, reader: Reader, keep: int, most: int) -> Ends:
     for data in unpacking(file.path).UNPACKING[file.packed.method](file, file.packed, reader):
         size += len(data)
         if size > most:
-            raise LimitError(f"{file.path} is damaged: it unpacks to more than {most} bytes, the limit.")
+            raise LimitError(f"{file.path} is damaged: it unpacks to more than {most} bytes, which is the limit.")
         crc = crc32(data, crc)
         head += data[: max(keep - len(head), 0)]
         tail = (tail + data)[-max(keep, len(data)) :]

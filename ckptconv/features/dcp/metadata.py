@@ -104,10 +104,10 @@ _TENSOR, _VALUE = Global(MODULE, "TensorStorageMetadata"), Global(MODULE, "Bytes
 def _counts(value: Any, subject: str) -> Shape:
     """Return a torch.Size, tuple or list of counts as a tuple."""
     if not isinstance(value, (tuple, list)) or len(value) > MAX_DIMS:
-        raise MalformedError(f"has {subject} that are not the numbers of a tensor's dimensions")
+        raise MalformedError(f"has {subject} that are not a valid list of dimensions")
     for number in value:
         if type(number) is not int or not 0 <= number < MAX_BYTES:
-            raise MalformedError(f"has {subject} that are not counts")
+            raise MalformedError(f"has {subject} that are not non-negative integers")
     return value if type(value) is tuple else tuple(value)
 
 

@@ -55,5 +55,5 @@ OTHER_OPTIONS = {
     "--tensor-model-parallel-size --target-tensor-model-parallel-size --pipeline-model-parallel-size": (
         "A checkpoint of --to megatron loads on any number of ranks; --chunks N splits its tensors for N ranks."
     ),
-    "--reset-optimizer --new-optimizer": "--to dcp writes optimizer states only with --states: leave it out.",
+    "--reset-optimizer --new-optimizer": "--to dcp writes optimizer states only with --states: leave out --states.",
 }

@@ -54,7 +54,7 @@ class Fields:
 
     def fields(self, key: str) -> Fields:
         if key not in self.values:
-            raise CorruptError(f"{self.where}: {self._name(key)} is missing. DeepSpeed does not write such a file.")
+            raise CorruptError(f"{self.where}: {self._name(key)} is missing. DeepSpeed writes no file without it.")
         return Fields(self.values[key], self.where, self._name(key))
 
     def tensors(self, key: str) -> list[LazyTensor]:
@@ -457,7 +457,7 @@ def _stage(fields: Fields) -> int | None:
         value = value.args[0]
     if value is None or (type(value) is int and 0 <= value <= 3):
         return value
-    raise CorruptError(f"{fields.where}: zero_stage is {_kind(value)}, where a number from 0 to 3 was expected.")
+    raise CorruptError(f"{fields.where}: zero_stage is {_kind(value)}, but a number from 0 to 3 was expected.")
 
 
 def _shape_list(fields: Fields, shapes: Any) -> list[dict[str, Shape]] | None:

@@ -115,8 +115,8 @@ def _mapped_shapes(
     if not sizes or optims[0].round_robin:
         raise UnsupportedError(
             f"{model.file.path}: param_shapes is missing, so the offsets of the parameters are not known.",
-            "DeepSpeed 0.6.0 to 0.8.1 saved models with experts like this: load the checkpoint with the release that "
-            "saved it, and save the model's state dict.",
+            "DeepSpeed 0.6.0 to 0.8.1 did not save it for models with experts: load the checkpoint with the release "
+            "that saved it, and save the model's state dict.",
         )
     shapes = {}
     for name, size in sizes.items():

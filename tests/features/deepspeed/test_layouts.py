@@ -1158,7 +1158,7 @@ def test_frozen_parts_of_another_save_are_not_mixed(tmp_path: Path) -> None:
         ({"base_optimizer_state": 1}, "dict or list was expected"),
         ({"partition_count": [-2]}, "but sizes were expected"),
         ({"partition_count": ["2"]}, "but sizes were expected"),
-        ({"zero_stage": 4}, "where a number from 0 to 3 was expected"),
+        ({"zero_stage": 4}, "but a number from 0 to 3 was expected"),
         ({"single_partition_of_fp32_groups": [1, 2]}, "but 1-D tensors were expected"),
     ],
 )
