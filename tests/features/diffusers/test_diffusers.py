@@ -230,7 +230,7 @@ def test_none_of_its_modules_is_published_without_the_others(sentences: Path) ->
     calls: list[tuple[str, Callable[[], object]]] = [
         *(("1_Pooling", functools.partial(make, sentences, out, for_hub=True)) for make in of_features("MAKE")),
         ("2_Dense", lambda: ckptconv.convert(sentences / "model.safetensors", out, copy_config=True)),
-        ("reads such a module from one file", lambda: convert(sentences, for_hub=True, max_shard_size=8)),
+        ("reads this module from one file", lambda: convert(sentences, for_hub=True, max_shard_size=8)),
     ]
     torch.save(
         {"linear.weight": torch.ones(2, 3), "linear.bias": torch.ones(2)}, sentences / "2_Dense" / "pytorch_model.bin"
@@ -324,7 +324,7 @@ def test_without_models_there_has_to_be_something_to_copy(tmp_path: Path) -> Non
     place.mkdir()
     (place / "model_index.json").write_text("{}")
     for options in ({"output": place}, {"output": tmp_path / "out", "copy_config": False}):
-        with pytest.raises(UsageError, match="has no model"):
+        with pytest.raises(UsageError, match="neither a model"):
             ckptconv.convert(place, **options)
     assert contents(place) == {"model_index.json": b"{}"}
 

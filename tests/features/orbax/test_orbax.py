@@ -120,7 +120,7 @@ def test_of_a_run_the_last_complete_step_is_taken(case: str, name: str, tmp_path
 
 def test_of_a_step_that_is_not_there_the_others_are_told(tmp_path: Path) -> None:
     run = DATA / "manager" / "checkpoint" / "run"
-    ckptconv_here("convert", run / "99", tmp_path / "out").refused(2, "99 does not exist", "holds 10, 20")
+    ckptconv_here("convert", run / "99", tmp_path / "out").refused(2, "99 does not exist", "contains 10, 20")
 
 
 def test_a_step_that_is_not_complete_is_refused(tmp_path: Path) -> None:

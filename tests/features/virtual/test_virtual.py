@@ -188,7 +188,7 @@ CHANGES: dict[str, tuple[Change, type[CkptconvError], str]] = {
     "a name with a path": (first("files", name="../model.safetensors"), UnsafeError, "a place outside"),
     "an absolute name": (first("files", name="/x.safetensors"), UnsafeError, "absolute"),
     "a size": (first("files", size=9), CorruptError, "of the data, but"),
-    "no header": (first("files", header="x"), CorruptError, "in its header"),
+    "no header": (first("files", header="x"), CorruptError, "its header is invalid"),
     "another header": (first("files", header=HEADER, size=8 + len(HEADER) + 4), CorruptError, "1 tensors in its head"),
     "tensors that are missing": (lambda told: told["files"][0]["tensors"].pop(), CorruptError, "expressions"),
     "tensors in another order": (lambda told: told["files"][0]["tensors"].reverse(), CorruptError, "its expression"),
