@@ -78,7 +78,7 @@ REFUSED: list[tuple[str, int, str]] = [
             ("empty", 2, "is a directory"),
             ("gone/file", 2, "the directory gone does not exist"),
             ("model.pt", 2, "would replace model.pt"),
-            ("out.safetensors", 2, "would replace out.safetensors"),
+            ("out.safetensors", 2, "would replace the output out.safetensors"),
         )
     ),
     *(

@@ -120,7 +120,7 @@ WHOLE_FILES: dict[str, Make] = {"ZeRO-0": _of("z0_bf16_w2", "mp_rank_00_model_st
 MAYBE_WHOLE = [
     (
         _of("z2_bf16_w2", "mp_rank_00_model_states.pt"),
-        "in other files. To convert the master weights: ckptconv zero-to-fp32",
+        "in the optimizer files. To convert the master weights: ckptconv zero-to-fp32",
     )
 ]
 
