@@ -230,7 +230,7 @@ def test_it_is_said_what_is_read_in_two_ways(tmp_path: Path) -> None:
         "name_case_byteorder": "member 'archive/BYTEORDER' is 'archive/byteorder' for other readers",
         "name_nul": "contains a NUL,",
         "name_unicode": "has a different name, 'archive/data/0', for other readers",
-        "pickle_in_case_sound": "its data.pkl is called 'archive/DATA.PKL'",
+        "pickle_in_case_sound": "its data.pkl has the name 'archive/DATA.PKL'",
         "zip_and_tar": "is valid as the beginning of a zip archive and of a tar archive",
     }.items():
         error = refusal(READERS[file].make(""), tmp_path)
