@@ -48,13 +48,13 @@ def _instead(option: str, close: Iterable[str], ctx: Any) -> str:
     if advice := [(len(names - options), text) for text, names in named if not names or names & options]:
         meant = f"{min(advice, key=itemgetter(0))[1]} "
     elif option in _options_below(ctx.command):
-        meant = f"It is an option of commands, and goes after the command: {ctx.command_path} COMMAND {option}. "
+        meant = f"Give it after a command: {ctx.command_path} COMMAND {option}. "
     elif owner := next((path for path, page in read().items() if any(option in flag.names for flag in page.flags)), ""):
         meant = f"{owner} has {option}. "
     else:
         meant = f"Did you mean {' or '.join(f'--{near}' for near in sorted(close))}? " if close else ""
     if files := sorted(glob.glob(f"{glob.escape(option)}*")):
-        meant = f"If {files[0]} is meant, give ./{files[0]}. "
+        meant = f"For the file {files[0]}, give ./{files[0]}. "
     return f"{meant}See {ctx.command_path} --help."
 
 
@@ -73,7 +73,7 @@ def _options_below(group: Any) -> set[str]:
 
 
 def _input_words() -> dict[str, Sequence[str]]:
-    """Return the words for what commands read, by command; those of a feature are in the module of its command."""
+    """Return the words for inputs, by command. A feature's words are in the module of its command."""
     words = {
         command: [to, *(word for word, meant in OTHER_WORDS.items() if meant == to)]
         for command, to in (("pt2safetensors", "pt"), ("convert", "safetensors"))
@@ -130,22 +130,22 @@ def _no_command(word: str, group: Any) -> UsageError:
 
 
 def meant_by_input(source: str, target: str | None, hint: str) -> str:
-    """Return the `hint` about an INPUT that is not there, or that it is a command, or in the place of OUTPUT."""
+    """Return the `hint` about a missing INPUT, or say that it is a command, or was swapped with OUTPUT."""
     from ckptconv.publish.earlier import Directory, file_made_as
 
     if source in COMMANDS:
-        return f"It is a command, which comes first: ckptconv {source} {shlex.quote(target or 'PATH')}"
+        return f"The command comes first: ckptconv {source} {shlex.quote(target or 'PATH')}"
     is_vague = not hint or hint.startswith("Did you mean")
     with contextlib.suppress(CkptconvError):
         if is_vague and target and os.path.exists(target) and not is_remote(source):
             place = Location(target)
             if not Directory(place).manifest and not file_made_as(place, "weights"):
-                return f"INPUT comes first: is it {quoted(target)}?{hint.replace('Did', ' Or did', 1)}"
+                return f"INPUT comes first. Is it {quoted(target)}?{hint.replace('Did', ' Or did', 1)}"
     return hint
 
 
 def described(error: CkptconvError) -> Failure:
-    """Return `error` as --json has it."""
+    """Return `error` as --json prints it."""
     facts: dict[str, Any] = {name: getattr(error, name) for name in ("exit_code", "kind", "message", "hint")}
     return cast("Failure", {**facts, "difference": error.difference} if isinstance(error, DifferenceError) else facts)
 
@@ -184,7 +184,7 @@ def failure_of(error: BaseException) -> CkptconvError | None:
             usage = f"Give {unknown} {next(values, None) or 'VALUE'}. "
         return UsageError(message if message.endswith((".", "?")) else f"{message}.", f"{usage}See {command} --help.")
     if isinstance(error, MemoryError):
-        return FailedError("There is not enough memory. No output was published.", "Lower --memory or --jobs.")
+        return FailedError("Out of memory. No output was published.", "Lower --memory or --jobs.")
     if isinstance(error, Exception) and os.environ.get("CKPTCONV_DEBUG"):
         traceback.print_exception(error)
     if isinstance(error, OSError):
@@ -194,10 +194,10 @@ def failure_of(error: BaseException) -> CkptconvError | None:
         from ckptconv.formats.registered import PLUGINS
 
         text = f"{type(error).__name__}: {error}. No output was published."
-        advice = "Please report it, with all that is printed if the environment variable CKPTCONV_DEBUG is 1."
+        advice = "Run it again with CKPTCONV_DEBUG=1 in the environment, and report all that it prints."
         plugins = of_feature(PLUGINS, "entries")
         if plugins and (brought := plugins.suspects()):
-            return FailedError(f"This is a bug in {', or in '.join(brought)}, or else in ckptconv: {text}", advice)
+            return FailedError(f"This is a bug in {', or in '.join(brought)}, or in ckptconv: {text}", advice)
         return FailedError(f"This is a bug in ckptconv itself: {text}", advice)
     return None
 

@@ -68,7 +68,7 @@ def open_source(
     """
     path = os.fspath(path)
     if not path:
-        raise UsageError("The input's name is empty.", UNSET)
+        raise UsageError("The path of the input is empty.", UNSET)
     reached = dict(storage_options or {})
     reaching: dict[str, Any] = {"inert": inert, "spool_dir": spool_dir, "storage_options": storage_options}
     path, feature_options = placed(path, {**feature_options, "recorded": recorded}, reaching)
@@ -162,7 +162,7 @@ def _with_states(source: Source, how: str, *asked: Any) -> Source:
         return with_states
     if source.optimizer is not None:
         return source
-    message = f"{NOT_CONVERTED}an optimizer's states: to find them"
+    message = f"{NOT_CONVERTED}the optimizer states: to find them"
     error = lacking(message, STATES, "Convert only the weights.", UnsupportedError)
     of_states = source.of_states._replace(error=error)
     return source._replace(of_states=of_states, notes=[*source.notes, error.message])

@@ -368,7 +368,7 @@ class Source(_Fields):
         if not prefix or (prefix == WRAPPERS[-1] and is_own):
             return []
         under, how = (f" under {key}", f"--key {key} --strip-prefix") if key else ("", "--strip-prefix")
-        return [f"Every name{under} begins with {prefix!r}, the prefix of a model wrapper; {how} {prefix} removes it."]
+        return [f"Every name{under} begins with {prefix!r}, a model wrapper's prefix; {how} {prefix} removes it."]
 
     def tree(self, key: str) -> Any:
         """Return the tree that holds the value under `key`: the weights, or a larger one."""

@@ -34,7 +34,7 @@ def read_index(place: Location) -> Index | None:
     try:
         index = strict_json.parse(text)
     except ValueError as error:
-        raise damaged(f"{place} is not a sound index: {error}.") from None
+        raise damaged(f"{place} is not a valid index: {error}.") from None
     weight_map, metadata = (index.get("weight_map"), index.get("metadata")) if type(index) is dict else (None, None)
     metadata = {} if metadata is None else metadata
     if type(weight_map) is not dict or type(metadata) is not dict:

@@ -39,7 +39,7 @@ def default_output(source: Source, typed: Location, suffix: str = model_files.SU
         return _here(typed.path, is_directory)
     if source.family == model_files.SAFETENSORS:
         raise UsageError(
-            f"{source.path} is already in safetensors, so it needs an OUTPUT.",
+            f"{source.path} is already in safetensors, so OUTPUT is required.",
             "Give a name that ends in .safetensors, a directory, or, for torch.load, a name that ends in .pt.",
         )
     if source.shards:

@@ -44,7 +44,7 @@ def warnings_of(sources: Sequence[Source], outputs: Sequence[Output], chosen: Op
         yield _no_model(sources[0], outputs, chosen)
     elif not any(output.tensors for output in outputs):
         kept = "none of its contents are kept" if not chosen.structure else "only its structure is kept"
-        yield f"{sources[0].path} holds no tensors: {kept}."
+        yield f"{sources[0].path} contains no tensors: {kept}."
 
 
 def is_inert(outputs: Sequence[Output]) -> bool:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 # The options for files that are written next to outputs. An option's name is also the kind of its file.
 _BESIDE = ("manifest", *STATEMENTS, *AFTERWARDS)
-_ELSEWHERE = "Write it to another path, and rename it afterwards if it needs this name."
+_ELSEWHERE = "Write it to another path, and rename it afterwards if necessary."
 
 
 def _further_files(options: Options) -> dict[str, tuple[str, str]]:
@@ -139,11 +139,11 @@ class Replacing:
         for option, path in beside.items():
             place = resolve(path)
             if place in taken or any(claim.form in TREES and _lies_below(path, claim.path) for claim in claims):
-                raise UsageError(f"The output of {option} would replace {path}, the output.", "Give it another path.")
+                raise UsageError(f"The output of {option} would replace the output {path}.", "Give it another path.")
             if basename(path).startswith(HIDDEN):
                 raise UsageError(f"{option} {path}: ckptconv reserves names with this prefix.", NEW_NAME)
             if (rival := named.setdefault(place, option)) != option:
-                raise UsageError(f"{rival} and {option} both name {path}.", "Give one of them another path.")
+                raise UsageError(f"{rival} and {option} both specify {path}.", "Give one of them another path.")
 
 
 def _is_inside(inner: Claim, outer: Claim) -> bool:

@@ -217,7 +217,7 @@ main(sys.argv[1:])
     options = [tmp_path / "out.safetensors", "--memory", "4GiB", "--jobs", 1]
     found, _, err = ended(interpreter("-c", code, "pt2safetensors", small, *options))
     assert found == 1
-    assert err.startswith("ckptconv: There is not enough memory.")
+    assert err.startswith("ckptconv: Out of memory.")
     assert len(err.splitlines()) == 1
     assert os.listdir(tmp_path) == []
 

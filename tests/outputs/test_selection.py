@@ -151,7 +151,7 @@ def test_the_way_back_leaves_out_what_was_not_chosen(tmp_path: Path) -> None:
 def test_what_is_recorded_beside_the_tensors_is_told(tmp_path: Path) -> None:
     torch.save(training(), tmp_path / "x.pt")
     run = ckptconv_here("pt2safetensors", tmp_path / "x.pt")
-    note = next(line for line in run.out.splitlines() if line.startswith("the structure record also holds values"))
+    note = next(line for line in run.out.splitlines() if line.startswith("the structure record also contains values"))
     assert "under epoch, optimizer_states, callbacks, hyper_parameters, shared and 1 more" in note
     assert "--key state_dict" in note
     assert "--no-structure" in note
@@ -266,7 +266,7 @@ def test_what_is_only_widened_leaves_wider_floats_and_codes_of_8_bits(dtype: str
 def test_a_key_that_only_begins_names_leads_to_include(tmp_path: Path) -> None:
     torch.save({"model.a": torch.ones(2), "head": torch.ones(2)}, tmp_path / "flat.pt")
     run = ckptconv_here("convert", tmp_path / "flat.pt", tmp_path / "out", "--key", "model")
-    run.refused(2, "The key 'model' does not exist", "choose them with --include")
+    run.refused(2, "The key 'model' does not exist", "select these names with --include")
     done(ckptconv_here("convert", tmp_path / "flat.pt", tmp_path / "out", "--include", "model.*"))
 
 
@@ -333,7 +333,7 @@ def test_a_key_that_begins_names_under_another_leads_to_these(tmp_path: Path) ->
     torch.save({"epoch": 1, "state_dict": {"ema.w": torch.ones(2), "model.w": torch.ones(3)}}, tmp_path / "x.pt")
     words = ("convert", tmp_path / "x.pt", tmp_path / "x.safetensors")
     meant = ("--key", "state_dict", "--include", "ema.*")
-    said = "Names under state_dict begin with ema.: choose them with --key state_dict --include 'ema.*'."
+    said = "Names under state_dict begin with ema.: select these with --key state_dict --include 'ema.*'."
     ckptconv_here(*words, "--key", "ema").refused(2, "The key 'ema' does not exist at the top", said)
     assert done(ckptconv_here(*words, *meant, "--json")).json["tensors"] == 1
 
@@ -366,7 +366,7 @@ def test_a_pattern_of_another_language_is_met_with_the_right_one(tmp_path: Path)
     save_file({"a.0": torch.ones(1), "b": torch.ones(1)}, tmp_path / "x.safetensors")
     words = ("convert", tmp_path / "x.safetensors", tmp_path / "y.safetensors")
     for options, advice in (
-        (("--include", r"a\..*"), "It is a glob, not a regular expression"),
+        (("--include", r"a\..*"), "The pattern is a glob, not a regular expression"),
         (("--include", "a.{0,1}"), "repeat the option for each"),
         (("--include", "a.0,b"), "repeat the option for each"),
         (("--rename", "s/a/b/"), "Write 'a=b' for a to become b."),

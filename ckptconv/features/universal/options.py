@@ -8,7 +8,7 @@ from ckptconv.options.option import Given, deciding, option
 
 
 class UniversalOptions(Given):
-    """Where a universal checkpoint goes, and for which training it is."""
+    """The path of a universal checkpoint, and the training that it is for."""
 
     universal: str = option(
         PATH, "Write a DeepSpeed universal checkpoint to DIR, to resume training from.", metavar="DIR", group=OUTPUT
@@ -21,7 +21,9 @@ class UniversalOptions(Given):
         fallback="any; for a ZeRO checkpoint, its own stage",
     )
     fresh_optimizer: bool = deciding(
-        FLAG, "Start the universal checkpoint with zero moments at step 0, whatever INPUT holds.", group=OUTPUT
+        FLAG,
+        "Start the universal checkpoint with zero moments at step 0, without the states of INPUT.",
+        group=OUTPUT,
     )
 
 

@@ -784,7 +784,7 @@ def test_an_option_that_only_convert_has_is_refused_by_name(tmp_path: Path) -> N
         ("dtype", "In inspect, this option is as_: as_='bf16' shows the output of a cast."),
     ):
         with pytest.raises(
-            UsageError, match=f"inspect has no option {name}, which convert has; inspect has "
+            UsageError, match=f"inspect has no option {name}, unlike convert; its options are "
         ) as caught:
             library.inspect(tmp_path / "x.pt", **{name: "a=b"})
         assert " stats, " in caught.value.message

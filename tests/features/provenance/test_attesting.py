@@ -37,7 +37,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_contradicts_is_refused(mixed: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="none are computed"):
         convert(mixed, tmp_path / "out", attest=tmp_path / "out.jsonl")
-    with pytest.raises(UsageError, match="both name"):
+    with pytest.raises(UsageError, match="both specify"):
         convert(mixed, tmp_path / "out", digest="sha256", attest=tmp_path / "x", manifest=tmp_path / "x")
     assert not list(tmp_path.iterdir())
 

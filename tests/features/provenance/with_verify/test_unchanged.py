@@ -94,7 +94,7 @@ def test_a_manifest_cannot_lead_out_of_the_output(output: Path, tmp_path: Path) 
     manifest = json.loads((output / MANIFEST).read_text())
     manifest["files"]["../secret"] = manifest["files"].pop("model.safetensors.index.json")
     (output / MANIFEST).write_text(json.dumps(manifest))
-    with pytest.raises(DifferenceError, match=r"'\.\./secret' is not the name of a file of an output"):
+    with pytest.raises(DifferenceError, match=r"'\.\./secret' is not the name of an output file"):
         verify(output)
 
 
