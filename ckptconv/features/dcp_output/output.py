@@ -74,8 +74,8 @@ def _moved(source: Source, kind: str, options: Options) -> Iterator[str]:
     may_be_flat = options.to != SHARDS and "flat_optimizer" not in entry_of(kind).refused
     if options.states and may_be_flat and not given.flat_optimizer and _is_flat(options, layout):
         yield (
-            f"{options.states} stores the optimizer settings by parameter, as torchtitan loads them; the output stores them by "
-            "group: --flat-optimizer keeps them by parameter."
+            f"{options.states} stores the optimizer settings by parameter, as torchtitan loads them; the output stores "
+            "them by group: --flat-optimizer keeps them by parameter."
         )
 
 

@@ -213,8 +213,8 @@ def _notes(source: Source, key: str, fresh: bool, step: int, rest: int) -> tuple
         notes.append(f"The universal checkpoint continues at step {step}, with the moments of the optimizer.")
     if rest:
         notes.append(
-            f"Not parameters: {count_of(rest, 'tensor')}. The model file stores them, but DeepSpeed does not load them from a "
-            "universal checkpoint."
+            f"Not parameters: {count_of(rest, 'tensor')}. The model file stores them, but DeepSpeed does not load them "
+            "from a universal checkpoint."
         )
     return tuple(notes)
 
