@@ -17,7 +17,7 @@ from ckptconv.text import brief
 # The table of the options of `convert`, which imports this module.
 CONVERTING = "ckptconv.options.table"
 WORDS = {
-    "-o --out --output --output-file --outfile --output-path --save-path --dst": "Name OUTPUT after INPUT.",
+    "-o --out --output --output-file --outfile --output-path --save-path --dst": "Name OUTPUT last.",
     "-i --input --input-dir --checkpoint --checkpoint-dir --checkpoint-path --ckpt --model --src": "Name INPUT first.",
     "--step --iteration --global-step": "Give the directory of the step; of a DeepSpeed run, --tag TAG names it.",
     "-d": "Did you mean --dtype? OUTPUT is named after INPUT.",
@@ -46,7 +46,7 @@ WORDS = {
     "--push-to-hub --hub-model-id --repo-id --upload --repo": "Write a directory with --for-hub, then `hf upload`.",
     "--token --hf-token --use-auth-token": "Set HF_TOKEN, or run: hf auth login.",
     "--skip-existing --if-needed --no-overwrite": "--no-clobber refuses to replace one; make skips it: --depfile.",
-    "--resume --continue": "The same command continues an interrupted run.",
+    "--resume --continue": "The same command continues an interrupted conversion.",
     "--tp --tensor-parallel-size --tp-size --target-tp --pp --pipeline-parallel-size --ep --world-size "
     "--target-tensor-parallel-size --target-pipeline-parallel-size": (
         "Outputs are not cut by rank: programs cut whole files as they load them."

@@ -21,13 +21,7 @@ from ckptconv.errors import UsageError
 from ckptconv.formats.run_names import TREES
 from ckptconv.formats.source import Source
 from ckptconv.outputs.computed import terms_of
-from ckptconv.outputs.targets import (
-    MANIFEST,
-    check_file,
-    directory_of,
-    files_behind,
-    kind_of_directory,
-)
+from ckptconv.outputs.targets import MANIFEST, check_file, directory_of, files_behind, kind_of_directory
 from ckptconv.publish.claims import INPUT, NEW_NAME, Claim
 from ckptconv.publish.statements import AFTERWARDS, STATEMENTS
 from ckptconv.storage.handles import HIDDEN

@@ -8,7 +8,7 @@ from ckptconv.options.option import Given, option
 
 # Words of other programs for it, and an option of theirs that other commands have not.
 OTHER_WORDS = {"convert --output-dir DIR": ("batch", "convert-all")}
-OTHER_OPTIONS = {"--output-dir": "Name OUTPUT after INPUT; for several inputs, there is ckptconv convert."}
+OTHER_OPTIONS = {"--output-dir": "Name OUTPUT last; ckptconv convert writes an output for each of several inputs."}
 
 
 class BatchOptions(Given):

@@ -68,11 +68,13 @@ def test_who_gives_several_inputs_without_it_is_led_to_it(place: Path) -> None:
     assert f"Several inputs: ckptconv {hint}." in refused(2, "pt2safetensors", "a.pt", "b.pt", "c.pt")
     assert "give --output-dir DIR instead of OUTPUT" in refused(2, "convert", "a.pt", "b c.pt", "d.pt")
     several = refused(2, "convert", "--dtype", "bf16", "float16", "a.pt", "b.safetensors")
-    assert "If 'float16' is a second value of an option, leave it out" in several
+    assert "If 'float16' is the value of an option, it is --dtype float16: an option takes one value." in several
+    several = refused(2, "convert", "a.pt", "new", "--checksum", "sha256")
+    assert "If 'sha256' is the value of an option, it is --digest sha256: an option takes one value." in several
     assert "Give the directory too: --output-dir DIR" in refused(2, "convert", "a.pt", "out", "--output-name", "{stem}")
     err = refused(2, "convert", "in")
     assert re.search(r"ckptconv (convert in/a.pt 'in/b c.pt' --output-dir) DIR", err), err
-    assert "Name OUTPUT after INPUT;" in refused(2, "pt2safetensors", "a.pt", "--output-dir", "y")
+    assert "Name OUTPUT last; ckptconv convert" in refused(2, "pt2safetensors", "a.pt", "--output-dir", "y")
     assert "ckptconv convert has --output-name." in refused(2, "pt2safetensors", "a.pt", "--output-name", "y")
 
 
