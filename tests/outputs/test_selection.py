@@ -220,11 +220,21 @@ def test_a_glob_that_excludes_nothing_is_told(command: str, tmp_path: Path) -> N
 @every("state", [Thing(w=torch.ones(2)), {"a": Thing(w=torch.ones(2))}, {"a": Thing(b=b"x"), "n": 1}])
 def test_tensors_inside_inert_objects_alone_are_no_success(state: Any, tmp_path: Path) -> None:
     torch.save(state, tmp_path / "x.pt")
-    run = ckptconv_here("pt2safetensors", tmp_path / "x.pt", *VERIFY)
+    run = ckptconv_here("pt2safetensors", tmp_path / "x.pt", tmp_path / "out", *VERIFY)
     assert run.code == 0
     assert "warning: " in run.err
     assert "not a usable model" in run.err
     assert "verified" not in run.out
+
+
+@every("state", [Thing(b=b"x"), {"a": Thing(b=b"x"), "n": 1}, {"epoch": 3}])
+def test_a_file_without_a_tensor_becomes_no_model_next_to_it_unasked(state: Any, tmp_path: Path) -> None:
+    torch.save(state, tmp_path / "training_args.bin")
+    run = ckptconv_here("convert", tmp_path / "training_args.bin")
+    said = run.refused(2, "training_args.bin holds no tensor to write next to it", "if you name an OUTPUT")
+    assert ("it is an object of" in said and "test_selection.Thing" in said) is isinstance(state, Thing)
+    assert [path.name for path in tmp_path.iterdir()] == ["training_args.bin"]
+    done(ckptconv_here("convert", tmp_path / "training_args.bin", tmp_path / "out"))
 
 
 def test_an_object_beside_tensors_is_no_concern(tmp_path: Path) -> None:
