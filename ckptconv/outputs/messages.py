@@ -18,7 +18,9 @@ def notes_of(sources: Sequence[Source], outputs: Sequence[Output], chosen: Optio
         is_renamed = chosen.strip_prefix and not any(
             option.startswith("--strip-prefix ") for output in outputs for option in output.notices.idle
         )
-        hints = () if is_renamed or chosen.rename else source.hints
+        given, hints = f"--strip-prefix {chosen.strip_prefix}", [] if chosen.rename else source.hints
+        # A part of the prefix leaves the rest.
+        hints = [hint for hint in hints if not is_renamed or (given in hint and f"{given} " not in hint)]
         yield from (hint for hint in hints if not chosen.key or f"--key {chosen.key} " in hint)
     for output in outputs:
         yield from output.notices.notes

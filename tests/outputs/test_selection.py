@@ -358,6 +358,18 @@ def test_a_name_that_begins_with_a_dot_is_no_name(tmp_path: Path) -> None:
     assert ckptconv_here(*words, "--rename", "a=b").code == 0
 
 
+def test_a_part_of_a_wrappers_prefix_is_met_with_the_whole(tmp_path: Path) -> None:
+    weights = {f"module._orig_mod.{name}": torch.ones(1) for name in "ab"}
+    torch.save(weights, tmp_path / "x.pt")
+    torch.save({"state_dict": weights, "epoch": 1}, tmp_path / "trained.pt")
+    told = "begins with 'module._orig_mod.', the prefix of a model wrapper; "
+    for name, key in (("x.pt", ()), ("trained.pt", ("--key", "state_dict"))):
+        words = ("convert", tmp_path / name, tmp_path / "out", *key)
+        half = done(ckptconv_here(*words, "--strip-prefix", "module.")).out
+        assert f"{told}{' '.join((*key, '--strip-prefix'))} module._orig_mod. removes it." in half
+        assert "begins with" not in done(ckptconv_here(*words, "--strip-prefix", "module._orig_mod.")).out
+
+
 def test_a_pattern_of_another_language_is_met_with_the_right_one(tmp_path: Path) -> None:
     save_file({"a.0": torch.ones(1), "b": torch.ones(1)}, tmp_path / "x.safetensors")
     words = ("convert", tmp_path / "x.safetensors", tmp_path / "y.safetensors")
