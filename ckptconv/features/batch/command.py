@@ -96,7 +96,7 @@ def instead(words: Sequence[str]) -> str:
     if name := with_blanks(words):
         return f"Quote it: {shlex.quote(name)}. "
     if words[-1].endswith(".json") and not os.path.exists(words[-1]):
-        return f"--json takes no file: --json > {shlex.quote(words[-1])}. "
+        return f"For a report in {words[-1]}: --json > {shlex.quote(words[-1])}. "
     for odd in words:
         flags = [option.flags[0] for option in OPTIONS.values() if odd in option.kind.choices]
         if flags and not os.path.exists(odd):

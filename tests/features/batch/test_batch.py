@@ -69,6 +69,7 @@ def test_who_gives_several_inputs_without_it_is_led_to_it(place: Path) -> None:
     assert "give --output-dir DIR instead of OUTPUT" in refused(2, "convert", "a.pt", "b c.pt", "d.pt")
     several = refused(2, "convert", "--dtype", "bf16", "float16", "a.pt", "b.safetensors")
     assert "If 'float16' is the value of an option, it is --dtype float16: an option takes one value." in several
+    assert "For a report in out.json: --json > out.json." in refused(2, "convert", "a.pt", "new", "--json", "out.json")
     several = refused(2, "convert", "a.pt", "new", "--checksum", "sha256")
     assert "If 'sha256' is the value of an option, it is --digest sha256: an option takes one value." in several
     assert "Give the directory too: --output-dir DIR" in refused(2, "convert", "a.pt", "out", "--output-name", "{stem}")
