@@ -86,7 +86,7 @@ def open_source(
         place = known or Location(path, reached)
         chosen, guess = choose(Probe(place, family))
         source = _joined(place, chosen.read(guess.place or place, wanted), wanted)
-        if alone or (source.family in (TORCH, model_files.SAFETENSORS) and len(source.inputs) == 1):
+        if alone or (source.family in (TORCH, model_files.SAFETENSORS) and len(source.shards) < 2):
             source = _marked(guess.place or place, source, alone)
         source = _with_optimizer(source, guess.place or place, wanted)
     if stores.is_repository(path):

@@ -106,8 +106,7 @@ def read(place: Location, wanted: Wanted | None = None) -> Source:
     given_place = place
     warnings: list[str] = []
     if place.kind == "directory":
-        located = locate(place)
-        if located is None:
+        if (located := locate(place)) is None:
             raise UsageError(f"{place} is a directory without safetensors files.")
         place = located
     if place.path.endswith(INDEX_SUFFIX):
@@ -120,7 +119,7 @@ def read(place: Location, wanted: Wanted | None = None) -> Source:
         found_set = _read_single(place)
         beside = place.name == f"model{SUFFIX}" or given_place != place
     if found_set.record is None and beside:
-        found_set.record, found_set.record_path = _record_beside(place.parent if place == given_place else given_place)
+        _add_record(found_set, place.parent if place == given_place else given_place)
     return source_of(given_place, found_set, warnings, wanted or Wanted())
 
 
@@ -172,7 +171,7 @@ def source_of(place: Location, content: TensorFiles, warnings: list[str], wanted
         stored=StoredTensors(flat, aliases, content.record) if content.record is not None else None,
         facts={
             "size": content.size,
-            "files": len(content.inputs),
+            "files": len(content.shards) or 1,
             "structure record": content.record is not None,
             **({parted.called(quantized): len(quantized)} if quantized else {}),
             **({"metadata": shown} if shown else {}),
@@ -248,9 +247,8 @@ def _read_set(place: Location, warnings: list[str]) -> TensorFiles:
     index = read_index(place)
     if index is None:
         raise CorruptError(f"{place} is not an index: it has no weight_map from tensor names to file names.")
-    files, metadata = index.weight_map, index.metadata
     wanted: dict[str, dict[str, None]] = {}
-    for tensor, name in files.items():
+    for tensor, name in index.weight_map.items():
         wanted.setdefault(name, {})[tensor] = None
     names = sorted(wanted)
     entries = entries_of(place.parent, names)
@@ -260,7 +258,7 @@ def _read_set(place: Location, warnings: list[str]) -> TensorFiles:
             f"{place} lists {len(names)} files, of which {len(missing)} cannot be found: {some(missing)}.",
             "Copy or download them too.",
         )
-    content = TensorFiles(place.path, index.size)
+    content = TensorFiles(place.path, index.identity.file.size)
     content.shards = [place.parent.join(name).path for name in names]
     differing: dict[str, None] = {}
     members = {name: place.parent.at(entry.file) for name, entry in entries.items()}
@@ -286,7 +284,8 @@ def _read_set(place: Location, warnings: list[str]) -> TensorFiles:
         warnings.append(
             f"{place}: the metadata of its files differs in {some(differing)}; the metadata of the last file is used."
         )
-    content.metadata.update({key: value for key, value in metadata.items() if type(value) is str})
+    content.inputs[place.name] = index.identity
+    content.metadata.update({key: value for key, value in index.metadata.items() if type(value) is str})
     return content
 
 
@@ -302,12 +301,12 @@ def _check_contents(path: str, index: str, tensors: Mapping[str, Any], wanted: M
         )
 
 
-def _record_beside(directory: Location) -> tuple[str | None, str]:
-    """Return the structure record that is stored as a file in `directory`, and its path."""
+def _add_record(content: TensorFiles, directory: Location) -> None:
+    """Add the structure record that is stored as a file in `directory`, if there is one."""
     beside = directory.join(FILE_NAME)
-    if beside.kind != "file":
-        return None, ""
-    return beside.read_text(MAX_RECORD), beside.path
+    if beside.kind == "file":
+        content.record, content.record_path = beside.read_text(MAX_RECORD), beside.path
+        content.inputs[FILE_NAME] = Input.stamped(beside.entry.file)
 
 
 # ----------------------------------------------------------------------------------------------------------- headers

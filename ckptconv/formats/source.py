@@ -18,11 +18,7 @@ from ckptconv.text import parse_path
 
 # The beginnings of the names of a model's files: those of most programs, open_clip, diffusers and PEFT's adapters.
 MODEL, ADAPTER, OPEN_CLIP = "model", "adapter_model", "open_clip_model"
-_STEMS = {
-    "diffusion_pytorch_model": "diffusion_pytorch_model",
-    "open_clip_": OPEN_CLIP,
-    "adapter_": ADAPTER,
-}
+_STEMS = {"diffusion_pytorch_model": "diffusion_pytorch_model", "open_clip_": OPEN_CLIP, "adapter_": ADAPTER}
 STEMS = (MODEL, *_STEMS.values())
 # Configurations beside weights: a model's, and PEFT's of an adapter.
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"

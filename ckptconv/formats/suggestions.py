@@ -5,11 +5,14 @@ from __future__ import annotations
 import difflib
 import glob
 import os
+import re
 import shlex
 
 from ckptconv.errors import CkptconvError
 from ckptconv.formats.format import LIKELY, Probe, surest
+from ckptconv.formats.model_files import SUFFIX, TORCH_MODELS
 from ckptconv.formats.registered import FORMATS, reader_of
+from ckptconv.formats.source import STEMS
 from ckptconv.options.registered import several
 from ckptconv.storage import stores
 from ckptconv.storage.handles import HIDDEN
@@ -33,7 +36,7 @@ def within(place: Location) -> str:
         words = " ".join(map(shlex.quote, checkpoints)) if len(checkpoints) <= _FEW else "INPUT..."
         return (
             f"It contains several: {some(checkpoints, _FEW, str)}. Give one of them"
-            f"{several(', or convert several: {}', words) or '.'}"
+            f"{several('; to convert several: {}', words) or '.'}"
         )
     if checkpoints:
         return f"Give the checkpoint in this directory: {checkpoints[0]}"
@@ -69,6 +72,12 @@ def nearby(place: Location) -> str:
         return f"Did you mean {scheme}://{path_in_store.lstrip('/')}?"
     if is_remote(path) or place.parent.kind != "directory":
         return stores.hint(path, place.options)
+    stem, suffix = os.path.splitext(place.name)
+    if place.name in (*TORCH_MODELS, *(f"{stem}{SUFFIX}" for stem in STEMS)) and is_checkpoint(place.parent):
+        return f"The weights next to it have other names: give the directory {place.parent} itself."
+    begun = re.compile(rf"{re.escape(stem)}(\D.*{re.escape(suffix)}|\.(bin|ckpt|pth?|safetensors))", re.DOTALL)
+    if stem and len(near := [name for name in place.parent.names if begun.fullmatch(name)]) == 1:
+        return f"Did you mean {os.path.join(os.path.dirname(path), near[0])}?"
     names = {name.lower(): name for name in place.parent.names}
     close = difflib.get_close_matches(place.name.lower(), list(names), n=1, cutoff=0.8)
     if not close:

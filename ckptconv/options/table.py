@@ -109,10 +109,7 @@ class Options(Given):
         common="convert pt2safetensors safetensors2pt dcp2safetensors verify virtual serve patch",
     )
     rename: tuple[str, ...] = deciding(
-        RULES,
-        "Rename tensors as re.sub does, such as '^module=model'; repeatable.",
-        metavar="REGEX=REPL",
-        group=NAMING,
+        RULES, "Rename tensors as re.sub does, such as '^module=model'; repeatable.", metavar="REGEX=REPL", group=NAMING
     )
     tied: str = deciding(
         TIED,
@@ -185,10 +182,7 @@ class Options(Given):
         PATH, "Write a manifest of inputs and outputs, with checksums, to FILE.", metavar="FILE", group=OUTPUT
     )
     digest: str = option(
-        DIGEST,
-        "Compute a digest of every file and tensor, for the manifest.",
-        metavar="sha256|blake3",
-        group=OUTPUT,
+        DIGEST, "Compute a digest of every file and tensor, for the manifest.", metavar="sha256|blake3", group=OUTPUT
     )
     dry_run: bool = _running(FLAG, "Show the plan without writing anything.", common="convert merge")
 

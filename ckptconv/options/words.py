@@ -17,7 +17,7 @@ from ckptconv.text import brief
 # The table of the options of `convert`, which imports this module.
 CONVERTING = "ckptconv.options.table"
 WORDS = {
-    "-o --out --output --output-file --outfile --output-path --save-path --dst": "Name OUTPUT after INPUT.",
+    "-o --out --output --output-file --outfile --output-path --save-path --dst": "Name OUTPUT last.",
     "-i --input --input-dir --checkpoint --checkpoint-dir --checkpoint-path --ckpt --model --src": "Name INPUT first.",
     "--step --iteration --global-step": "Give the directory of the step; for a DeepSpeed run, use --tag TAG.",
     "-d": "Did you mean --dtype or --verbose? OUTPUT is named after INPUT.",
@@ -45,8 +45,8 @@ WORDS = {
     "--format --output-format --output-type": "Use --json for output that programs read.",
     "--push-to-hub --hub-model-id --repo-id --upload --repo": "Write a directory with --for-hub, then `hf upload`.",
     "--token --hf-token --use-auth-token": "Set HF_TOKEN, or run: hf auth login.",
-    "--skip-existing --if-needed --no-overwrite": "--no-clobber never replaces an output; --depfile serves make.",
-    "--resume --continue": "The same command continues an interrupted run.",
+    "--skip-existing --if-needed --no-overwrite": "--no-clobber never replaces an output; with --depfile, make skips a finished one.",
+    "--resume --continue": "The same command continues an interrupted conversion.",
     "--tp --tensor-parallel-size --tp-size --target-tp --pp --pipeline-parallel-size --ep --world-size "
     "--target-tensor-parallel-size --target-pipeline-parallel-size": (
         "Outputs are not split by rank: programs split whole files when they load them."

@@ -46,7 +46,7 @@ def collected(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
         if old and (not new or new[0] == "." != old[0]):
             raise UsageError(
                 f"Renaming leaves {f'{new!r}, which begins with a dot,' if new else 'an empty name'} for {old!r}.",
-                "Change --strip-prefix or --rename (a dot belongs to the prefix), or leave it out with --exclude.",
+                f"Change --strip-prefix or --rename{': a dot belongs to the prefix' if new else ', or use --exclude'}.",
             )
         taken[new] = old
         result[old] = new

@@ -42,7 +42,7 @@ def _here(place: Path) -> None:
     os.mkfifo("pipe")
     os.symlink("gone.pt", "link.pt")
     os.symlink("circle", "circle")
-    for name in ("finished", "verify_"):
+    for name in ("finished", "verify_", "my model.pt"):
         Path(name).touch()
 
 
@@ -111,14 +111,16 @@ REFUSED: list[tuple[str, int, str]] = [
     ("version", 2, "No such command 'version'. Did you mean ckptconv --version?"),
     # Also where it is nearly the name of a command, which is suggested else.
     *(
-        (name, 2, f"{name} is not a command;ckptconv convert {name} converts it")
+        (name, 2, f"{name} is not a command;ckptconv convert {name} OUTPUT converts it")
         for name in ("model.pt", "finished", "verify_")
     ),
     (
         "pt2safetensors a.pt out b.pt 'c d.pt'",
         2,
-        "Too many arguments: b.pt c d.pt.;Quote names with blanks",
+        "Too many arguments: b.pt c d.pt.",
     ),
+    ("pt2safetensors my model.pt out", 2, "Too many arguments: out.;Quote it: 'my model.pt'."),
+    ("convert my model.pt out", 2, "found 3 arguments;Quote it: 'my model.pt'." if "output_dir" in OPTIONS else "3"),
     ("pt2safetensors '' out.safetensors", 2, "The path of the input is empty.;not set?"),
     ("--versoin", 2, "Did you mean --version?"),
     ("convert --jsn model.pt", 2, "Did you mean --json?"),

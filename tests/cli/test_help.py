@@ -258,7 +258,7 @@ def test_words_without_a_meaning_have_none() -> None:
 def test_a_path_in_the_place_of_a_command_leads_to_convert() -> None:
     for path in ("model.pt", "absent.safetensors", "my model.ckpt", "s3://bucket/model", "runs/7b/"):
         quoted = f"'{path}'" if " " in path else path
-        ckptconv_here(path).refused(2, f"{path} is not a command. ckptconv convert {quoted} converts it; ")
+        ckptconv_here(path).refused(2, f"{path} is not a command. ckptconv convert {quoted} OUTPUT converts it; ")
 
 
 # -------------------------------------------------------------------------------------------------------- environment

@@ -220,11 +220,21 @@ def test_a_glob_that_excludes_nothing_is_told(command: str, tmp_path: Path) -> N
 @every("state", [Thing(w=torch.ones(2)), {"a": Thing(w=torch.ones(2))}, {"a": Thing(b=b"x"), "n": 1}])
 def test_tensors_inside_inert_objects_alone_are_no_success(state: Any, tmp_path: Path) -> None:
     torch.save(state, tmp_path / "x.pt")
-    run = ckptconv_here("pt2safetensors", tmp_path / "x.pt", *VERIFY)
+    run = ckptconv_here("pt2safetensors", tmp_path / "x.pt", tmp_path / "out", *VERIFY)
     assert run.code == 0
     assert "warning: " in run.err
     assert "not a usable model" in run.err
     assert "verified" not in run.out
+
+
+@every("state", [Thing(b=b"x"), {"a": Thing(b=b"x"), "n": 1}, {"epoch": 3}])
+def test_a_file_without_a_tensor_becomes_no_model_next_to_it_unasked(state: Any, tmp_path: Path) -> None:
+    torch.save(state, tmp_path / "training_args.bin")
+    run = ckptconv_here("convert", tmp_path / "training_args.bin")
+    said = run.refused(2, "training_args.bin holds no tensor to write next to it", "if you name an OUTPUT")
+    assert ("it is an object of" in said and "test_selection.Thing" in said) is isinstance(state, Thing)
+    assert [path.name for path in tmp_path.iterdir()] == ["training_args.bin"]
+    done(ckptconv_here("convert", tmp_path / "training_args.bin", tmp_path / "out"))
 
 
 def test_an_object_beside_tensors_is_no_concern(tmp_path: Path) -> None:
@@ -360,6 +370,18 @@ def test_a_name_that_begins_with_a_dot_is_no_name(tmp_path: Path) -> None:
         ckptconv_here(*words, *renaming).refused(2, "leaves '.a', which begins with a dot, for 'model.a'")
     save_file({".a": torch.ones(1)}, tmp_path / "x.safetensors")
     assert ckptconv_here(*words, "--rename", "a=b").code == 0
+
+
+def test_a_part_of_a_wrappers_prefix_is_met_with_the_whole(tmp_path: Path) -> None:
+    weights = {f"module._orig_mod.{name}": torch.ones(1) for name in "ab"}
+    torch.save(weights, tmp_path / "x.pt")
+    torch.save({"state_dict": weights, "epoch": 1}, tmp_path / "trained.pt")
+    told = "begins with 'module._orig_mod.', the prefix of a model wrapper; "
+    for name, key in (("x.pt", ()), ("trained.pt", ("--key", "state_dict"))):
+        words = ("convert", tmp_path / name, tmp_path / "out", *key)
+        half = done(ckptconv_here(*words, "--strip-prefix", "module.")).out
+        assert f"{told}{' '.join((*key, '--strip-prefix'))} module._orig_mod. removes it." in half
+        assert "begins with" not in done(ckptconv_here(*words, "--strip-prefix", "module._orig_mod.")).out
 
 
 def test_a_pattern_of_another_language_is_met_with_the_right_one(tmp_path: Path) -> None:

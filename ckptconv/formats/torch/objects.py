@@ -17,13 +17,7 @@ from typing import Any, NamedTuple
 
 from ckptconv.formats.torch.storages import STORAGE_CLASSES, Storage, in_order
 from ckptconv.pickles import torch_constants
-from ckptconv.pickles.nodes import (
-    Composite,
-    Global,
-    Opaque,
-    Size,
-    TorchConstant,
-)
+from ckptconv.pickles.nodes import Composite, Global, Opaque, Size, TorchConstant
 from ckptconv.pickles.vocabulary import Builder, Constructor, MalformedError, Vocabulary
 from ckptconv.tensors.dtypes import DType, is_differentiable, itemsize_of_components
 from ckptconv.tensors.lazy import LazyTensor, Stored, Tagged, TensorFacts

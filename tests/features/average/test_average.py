@@ -367,6 +367,8 @@ def test_an_average_is_no_file_for_torch() -> None:
 
 def test_an_option_that_a_command_does_not_have_leads_to_what_does() -> None:
     ckptconv_here("average", "runs", "x", "--last", 3).refused(2, "no option --last. List the steps before OUTPUT")
+    ckptconv_here("average", "a", "b", "--output-dir", "x").refused(2, "no option --output-dir. Specify OUTPUT last")
+    ckptconv_here("average", "--model", "a", "x").refused(2, "no option --model. Name STEP first.")
     ckptconv_here("convert", "a", "x", "--ema", 1).refused(2, "such as --key ema", "use ckptconv average --ema")
     if "vocab" in OPTIONS:
         ckptconv_here("average", "a", "x", "--vocab", 1).refused(2, "no option --vocab. ckptconv convert has --vocab.")

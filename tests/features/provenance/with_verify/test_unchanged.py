@@ -144,6 +144,9 @@ def test_options_for_digests_lead_to_the_output_alone(output: Path) -> None:
     for option in ("--sha256", "--digest=sha256"):
         told = "ckptconv verify OUTPUT, without SOURCE, compares the files with the digests in its manifest."
         ckptconv_here("verify", output, option).refused(2, told)
+        assert told not in ckptconv_here("diff", output, output, option).refused(2, "There is no option")
+    told = "compared when it is converted: ckptconv convert SOURCE OUTPUT --checksum. For digests"
+    ckptconv_here("verify", output, output, "--checksum").refused(2, told)
     assert ckptconv_here("verify", output).code == 0
 
 
