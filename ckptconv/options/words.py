@@ -45,7 +45,7 @@ WORDS = {
     "--format --output-format --output-type": "Use --json for output that programs read.",
     "--push-to-hub --hub-model-id --repo-id --upload --repo": "Write a directory with --for-hub, then `hf upload`.",
     "--token --hf-token --use-auth-token": "Set HF_TOKEN, or run: hf auth login.",
-    "--skip-existing --if-needed --no-overwrite": "--no-clobber never replaces an output; with --depfile, make skips a finished one.",
+    "--skip-existing --if-needed --no-overwrite": "--no-clobber replaces nothing; --depfile lets make skip.",
     "--resume --continue": "The same command continues an interrupted conversion.",
     "--tp --tensor-parallel-size --tp-size --target-tp --pp --pipeline-parallel-size --ep --world-size "
     "--target-tensor-parallel-size --target-pipeline-parallel-size": (

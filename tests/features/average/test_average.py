@@ -518,4 +518,4 @@ def test_weights_in_several_words_are_told_apart_from_checkpoints() -> None:
 def test_a_pattern_that_the_shell_did_not_expand_is_named() -> None:
     saved(model(0), model(1))
     run = ckptconv_here("average", "*.[ps]*", "out")
-    run.refused(2, "*.[ps]* does not exist.", "without quotes it would match 0.pt, 1.safetensors")
+    run.refused(2, "*.[ps]* does not exist.", "without quotes, it would match 0.pt, 1.safetensors")
