@@ -54,8 +54,7 @@ def parse_size(value: Any, option: str) -> int:
 
 
 def parse_count(value: Any, option: str, least: int, most: int) -> int:
-    """The number from `least` to `most` that `value`, text or an integer, is. Raises UsageError, naming `option`, if
-    it is none."""
+    """Return `value`, an integer or its text, if it is from `least` to `most`; else raise UsageError for `option`."""
     is_number = isinstance(value, str) and value.isdecimal() and len(value) < 20
     count = int(value) if is_number else whole(value)
     if count is not None and least <= count <= most:

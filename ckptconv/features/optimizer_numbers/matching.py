@@ -144,7 +144,7 @@ def refusal(numbers: Numbers, model: Model, where: str, why: str, is_ambiguous: 
     return UnsupportedError(
         f"{where} numbers its {_total(numbers)} parameters{groups}, the model has {len(model.shapes)} tensors, and the "
         f"states cannot be matched to parameters: {why}.",
-        hint,
+        f"{hint} In Python, ckptconv.open(PATH).tree has the states by number.",
     )
 
 
