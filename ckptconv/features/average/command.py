@@ -23,6 +23,8 @@ OTHER_OPTIONS = {
     "--last --last-n --num --inputs --num-epoch-checkpoints --num-update-checkpoints": (
         "Name the steps before OUTPUT (with --ema, the first one first): ckptconv steps RUN lists them."
     ),
+    "--decay --ema-decay": "Use --ema DECAY, such as --ema 0.9.",
+    "--alphas --coefficients --coeffs --ratio --ratios": "Use --weights, a number for each STEP: --weights 0.3,0.7.",
     "--method --merge-method --slerp --ties --dare --alpha": (
         "An average is the weighted mean of tensors, by --weights, and task arithmetic with --minus."
     ),

@@ -51,7 +51,7 @@ def weighted(
     if steps < least:
         raise UsageError(
             f"An average needs at least {least} checkpoints, but {steps or 'none'} was given.",
-            "Name each of them, such as RUN/step-1 RUN/step-2; `ckptconv steps RUN` lists them.",
+            "Name each of them, such as RUN/step-1 RUN/step-2, in Python in a list; `ckptconv steps RUN` lists them.",
         )
     if steps > _MOST_TERMS:
         raise UsageError(f"{steps:,} checkpoints were given; at most {_MOST_TERMS:,} can be averaged at once.")
