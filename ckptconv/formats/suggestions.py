@@ -33,7 +33,7 @@ def within(place: Location) -> str:
         words = " ".join(map(shlex.quote, checkpoints)) if len(checkpoints) <= _FEW else "INPUT..."
         return (
             f"It holds several: {some(checkpoints, _FEW, str)}. Give one of them"
-            f"{several(', or convert several: {}', words) or '.'}"
+            f"{several('. To convert several: {}', words) or '.'}"
         )
     if checkpoints:
         return f"Give the checkpoint in it: {checkpoints[0]}"
