@@ -464,6 +464,15 @@ def test_arguments_in_order_are_counted() -> None:
     assert caught.value.hint == "Give the others by name."
 
 
+def test_only_a_state_is_met_with_what_writes_one(tmp_path: Path) -> None:
+    for value in ({"a": torch.ones(1)}, torch.nn.Linear(2, 2)):
+        with pytest.raises(UsageError, match="writes a state dict"):
+            ckptconv.convert(value, tmp_path / "x")  # type: ignore[arg-type]
+    with pytest.raises(UsageError) as caught:
+        Options(manifest={"a": "b"})
+    assert not caught.value.hint
+
+
 def test_options_of_what_is_printed_are_the_command_line_s() -> None:
     for name in ("json", "quiet", "verbose"):
         with pytest.raises(UsageError) as caught:

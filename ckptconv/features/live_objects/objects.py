@@ -13,7 +13,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from ckptconv.errors import UsageError
@@ -79,6 +79,8 @@ def inert(value: Any) -> Any:
     ):
         return Global(value.__module__ or "builtins", value.__qualname__)
     stated = _STATED.get()
+    if stated is not None and isinstance(value, MethodType) and value.__name__ == "state_dict":
+        raise UsageError(f"The tree holds the method {value.__qualname__}, not its result.", "Call it: state_dict().")
     if stated is not None and callable(getattr(type(value), "state_dict", None)):
         name = class_name(type(value))
         stated[name] = stated.get(name, 0) + 1

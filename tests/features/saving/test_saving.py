@@ -117,6 +117,8 @@ def test_tensors_in_objects_that_do_not_come_back_are_warned_of(tmp_path: Path) 
     assert [warning.filename for warning in caught] == [__file__]
     assert report.warnings == [str(caught[0].message)]
     assert set(report.opaque) == {f"{__name__}.Averaged", "argparse.Namespace"}
+    with pytest.raises(UsageError, match=r"method Module.state_dict, not its result.*Call it: state_dict\(\)"):
+        ckptconv.save_state_dict({"a": torch.nn.Linear(2, 2).state_dict}, tmp_path / "y.safetensors")
     for given, problem in ((lambda: 3, "returned a int"), (lambda: 1 / 0, "failed: ZeroDivisionError")):
         with pytest.raises(UsageError, match=rf"Unsaved, whose state_dict\(\) {problem}"):
             ckptconv.save_state_dict({"a": Unsaved(given)}, tmp_path / "y.safetensors")
