@@ -251,6 +251,15 @@ def test_convert_and_verify_take_it(tmp_path: Path) -> None:
         assert ckptconv.verify(ck, tmp_path / "x.safetensors").tensors
 
 
+def test_an_option_that_comes_after_the_opening_is_refused(tmp_path: Path, plain: Path) -> None:
+    with ckptconv.open(plain) as ck:
+        for option, value in (("tag", "x"), ("exclude_frozen_parameters", True), ("raw", True), ("family", "dcp")):
+            with pytest.raises(UsageError, match=f"^{option} decides how a checkpoint is opened") as caught:
+                ckptconv.convert(ck, tmp_path / "late.safetensors", **{option: value})
+            assert caught.value.hint == "Give its path instead."
+    assert not (tmp_path / "late.safetensors").exists()
+
+
 # --------------------------------------------------------------------------------------------------- one memory for all
 
 
