@@ -80,7 +80,7 @@ def convert(
         (2, ['model.safetensors'])
     """
     started = time.monotonic()
-    source = source_of(source)
+    source = source_of(source, options)
     output = None if output is None else parse_path(output, "OUTPUT")
     if executor is not None:
         executing().check(executor)

@@ -1,5 +1,4 @@
-"""Garbage collection, memory, threads and features of this process: the many objects that describe a large checkpoint
-live on."""
+"""Garbage collection, memory, threads and features of this process."""
 
 from __future__ import annotations
 
@@ -16,8 +15,7 @@ from typing import Any
 
 from ckptconv.errors import CkptconvError, UsageError
 
-# New objects after which garbage is collected in a process of our own: with the usual 700, that takes a thirtieth of a
-# start.
+# New objects after which garbage is collected in a process of our own: the usual 700 take a thirtieth of a start.
 _MADE = 10_000
 # Small stacks for threads: eight of the usual 8 MiB would count as 64 MiB of memory.
 STACK = 512 << 10
@@ -117,8 +115,7 @@ def leave_garbage() -> None:
 
 
 def is_forkable() -> bool:
-    """Whether this process may be forked: it is our own, and the libraries of its system bear it. Those of macOS do
-    not."""
+    """Whether this process may be forked: it is our own, and its system's libraries bear it, which macOS's do not."""
     return _Known.ours and sys.platform == "linux"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -54,8 +54,7 @@ def parse_size(value: Any, option: str) -> int:
 
 
 def parse_count(value: Any, option: str, least: int, most: int) -> int:
-    """The number from `least` to `most` that `value`, text or an integer, is. Raises UsageError, naming `option`, if
-    it is none."""
+    """Return `value`, an integer or its text, if it is from `least` to `most`; else raise UsageError for `option`."""
     is_number = isinstance(value, str) and value.isdecimal() and len(value) < 20
     count = int(value) if is_number else whole(value)
     if count is not None and least <= count <= most:
@@ -124,7 +123,7 @@ def parse_path(value: object, called: str = "") -> str:
     hf://org/model unless there is such a path. Raise UsageError, which names it `called`, for any other value."""
     path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     if not isinstance(path, str):
-        is_state = isinstance(value, Mapping) or hasattr(value, "state_dict")
+        is_state = hasattr(value, "state_dict") or (isinstance(value, dict) and {*map(type, value.values())} != {str})
         is_data = isinstance(value, (bytes, bytearray, memoryview)) or hasattr(value, "read")
         of_data = "Write it to a file, and give the path of the file." if is_data else ""
         hint = "ckptconv.save_state_dict(STATE, PATH) writes a state dict." if is_state else of_data

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from ckptconv.errors import CkptconvError
+from ckptconv.errors import CkptconvError, UsageError
 from ckptconv.formats.wrappers import WRAPPERS, wrapper
 from ckptconv.plan import Input
 from ckptconv.storage.records import Records
@@ -390,6 +390,9 @@ def without_states(note: str) -> str:
     return note.replace(STATES_ARE_CONVERTED, "").replace(THEIR_STATES_ARE_CONVERTED, "")
 
 
+_WHEN_OPENED = ("tag", "exclude_frozen_parameters", "per_rank", "raw", "alone", "master", "unstack", "family")
+
+
 class Opened(Protocol):
     """An object that was opened, and has its `Source`."""
 
@@ -397,9 +400,12 @@ class Opened(Protocol):
     def source(self) -> Source: ...
 
 
-def source_of(origin: str | os.PathLike[str] | Source | Opened) -> str | Source:
-    """Return the `Source` of an opened checkpoint, or itself; a path as text. Raise UsageError for other values."""
+def source_of(origin: str | os.PathLike[str] | Source | Opened, given: Mapping[str, Any] | None = None) -> str | Source:
+    """Return the `Source` of an opened checkpoint, or itself; a path as text. Raise UsageError for others, and for an
+    option that is `given`, but decides how a checkpoint is opened."""
     source = origin if isinstance(origin, Source) else getattr(origin, "source", None)
+    if late := next((name for name in _WHEN_OPENED if (given or {}).get(name) and source is not origin and source), ""):
+        raise UsageError(f"{late} decides how a checkpoint is opened, and this one is open.", "Give its path instead.")
     return source if isinstance(source, Source) else parse_path(origin)
 
 

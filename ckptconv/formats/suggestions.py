@@ -36,7 +36,7 @@ def within(place: Location) -> str:
         words = " ".join(map(shlex.quote, checkpoints)) if len(checkpoints) <= _FEW else "INPUT..."
         return (
             f"It contains several: {some(checkpoints, _FEW, str)}. Give one of them"
-            f"{several('; to convert several: {}', words) or '.'}"
+            f"{several('. To convert several: {}', words) or '.'}"
         )
     if checkpoints:
         return f"Give the checkpoint in this directory: {checkpoints[0]}"

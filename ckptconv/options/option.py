@@ -187,11 +187,8 @@ class Given:
         cls.table = options_in(cls)
 
     def __init__(self, **values: Any) -> None:
-        for name in values:
-            if name not in self.table:
-                from ckptconv.options.words import unknown
-
-                raise unknown(name, self.table)
+        for name in [name for name in values if name not in self.table]:
+            raise import_module(_WORDS).unknown(name, self.table)
         for name, value in values.items():
             parsed = self.table[name].parse(value)
             if parsed != self.table[name].default:
@@ -232,8 +229,8 @@ deciding = functools.partial(option, decides=True)
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-# The flag of code with a ** parameter, as `inspect` has it.
-_TAKES_KEYWORDS = 0x08
+# The flags of code with a * and a ** parameter, as `inspect` has them; and where wrong arguments are put into words.
+_TAKES_MORE, _TAKES_KEYWORDS, _WORDS = 0x04, 0x08, "ckptconv.options.words"
 
 
 def checked(
@@ -242,20 +239,24 @@ def checked(
     """Decorate a library function: parse its keyword arguments that are options of `table`, and raise UsageError for an
     argument that neither the function nor, if it accepts any keywords, `table` knows. Its signature shows them all.
 
-    `instead` has what to do without options of `convert` that it lacks: {names in one text: advice}. `called` is its
-    public name, if that is another.
+    `instead` has what to do without options that it lacks: {names in one text: advice}. `called` is its public name, if
+    that is another.
     """
 
     def decorate(function: Any) -> Any:
         public_name = called or function.__qualname__.removesuffix(".__init__")
         code = function.__code__
         own_names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        in_order, needed = own_names[: code.co_argcount], code.co_argcount - len(function.__defaults__ or ())
         open_ended = bool(code.co_flags & _TAKES_KEYWORDS)
         known = [*own_names, *(name for name in table if open_ended and name not in own_names)]
         formers = {table[name].former_name: table[name] for name in known if name in table and table[name].former}
 
         @functools.wraps(function)
         def call(*args: Any, **keywords: Any) -> Any:
+            lacks = {*own_names[len(args) : needed]}.difference(keywords)
+            if lacks or not (code.co_flags & _TAKES_MORE or len(args) <= len(in_order)):
+                raise import_module(_WORDS).miscounted(public_name, in_order, len(args), lacks, instead)
             for name in [name for name in formers if name in keywords and name not in known]:
                 option = formers[name]
                 if option.name in keywords:
@@ -265,9 +266,7 @@ def checked(
             for name, value in keywords.items():
                 # A function may name an option of a feature that is not here.
                 if name not in known or (missing(name) and value):
-                    from ckptconv.options.words import unknown
-
-                    raise unknown(name, known, public_name, instead)
+                    raise import_module(_WORDS).unknown(name, known, public_name, instead, value)
                 if name in table:
                     keywords[name] = table[name].parse(value)
             return function(*args, **keywords)

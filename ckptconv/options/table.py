@@ -261,8 +261,7 @@ class Options(Given):
                 vars(self).setdefault("copy_config", True)
 
     def buffers(self, far: bool, scattered: bool = False) -> int:
-        """Return the bound on all buffers together, in bytes. `far`: something is remote; `scattered`: most is
-        transposed."""
+        """Return the bound in bytes on all buffers. `far`: something is remote; `scattered`: most is transposed."""
         if self.memory is not None:
             return self.memory
         return FAR_MEMORY if far else SCATTERED_MEMORY if scattered else USUAL_MEMORY
@@ -292,7 +291,7 @@ class Options(Given):
 
     def files(self) -> list[str]:
         """Return the paths of files that specify changes to a source."""
-        return [value for name, value in self.changing().items() if CHANGING[name].kind is PATH]
+        return [value for name, value in self.changing().items() if CHANGING[name].kind.accepts == PATH.accepts]
 
     def reaching(self) -> dict[str, Any]:
         """Return the options that `open_source` takes for any checkpoint: how to access it, and whether to trust it."""

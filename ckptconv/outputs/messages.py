@@ -61,8 +61,7 @@ def _no_model(source: Source, outputs: Sequence[Output], chosen: Options) -> str
     problem = f"holds no tensor, and {classes}, which may have some, are kept as inert data"
     if count:
         problem = f"has all its tensors ({count}) inside {classes}: their names are not those of a model"
-    model = "the object" if count else "one that is a model"
-    advice = f"On a machine with these classes, save the state_dict() of {model} with torch.save, and convert that."
+    advice = "On a machine with these classes, save the state_dict() of the objects, or a dict of their tensors."
     if chosen.raw:
         advice = "Without --raw, whole modules among them become state dicts."
     return f"{source.path} {problem}. The output is not a usable model. {advice}"

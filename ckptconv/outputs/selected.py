@@ -141,8 +141,7 @@ class Selected(NamedTuple):
         return self.idle_globs() | renaming.idle(self.first.names, options.strip_prefix, options.rename)
 
     def structure(self, aliases: Mapping[str, str]) -> str | None:
-        """Return the structure record of an output where `aliases` {removed: kept} are stored under other names; None
-        if it needs none."""
+        """Return the structure record of an output with `aliases` {removed: kept}; None if it needs none."""
         record = self.described.structure if self.structured else None
         if record is None or self.of_states:
             return record

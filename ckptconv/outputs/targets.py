@@ -256,8 +256,7 @@ def _resolve(holds: str, path: str, options: Options) -> Target:
 
 
 def kind_of_states(path: str, kind: str) -> str:
-    """Return the kind of an output of optimizer states where one of weights would be of `kind`. Raise UsageError if
-    there is none."""
+    """Return the kind of optimizer states whose weights would be of `kind`. Raise UsageError if there is none."""
     if kind in ("file", "directory"):
         return "states-file" if kind == "file" else "states"
     raise UsageError(

@@ -111,8 +111,7 @@ class Calls:
         raise NotImplementedError
 
     def charge(self, count: int) -> None:
-        """Count `count` objects as made; a large one counts several times. Raises ExcessiveError if there are too
-        many."""
+        """Count `count` objects as made; a large one counts several times. Raise ExcessiveError for too many."""
         self.room -= count
         if self.room < 0:
             raise ExcessiveError("creates more objects than its length allows")
@@ -325,8 +324,7 @@ class Calls:
 
 
 def _as_newobj(name: str, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...], dict[str, Any] | None] | None:
-    """Return class, arguments and keywords of an object made through a helper of `copyreg` (protocols 0 and 1), or
-    None."""
+    """Return class, arguments and keywords of an object made by a helper of `copyreg` (protocols 0, 1), or None."""
     if name == "_reconstructor" and len(args) == 3 and args[1] in _OBJECTS and args[2] is None:
         cls, arguments, kwargs = args[0], (), None
     elif name == "__newobj__" and args:

@@ -147,8 +147,7 @@ class Present:
             )
 
     def check_within(self, place: Location, claims: Sequence[Claim]) -> None:
-        """Raise UsageError if the directory at `place`, in which some outputs are to lie, holds files of other
-        programs."""
+        """Raise UsageError if the directory at `place`, where outputs are to lie, holds files of other programs."""
         directory = Directory(place)
         inside = {basename(claim.path) for claim in claims}.union(*(claim.read for claim in claims))
         visible = [name for name in directory.names if not name.startswith(HIDDEN) and name not in inside]

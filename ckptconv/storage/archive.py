@@ -139,8 +139,7 @@ class Archive:
         return self._reader.read_at(self.start + offset, length)
 
     def _read_near(self, offset: int, length: int) -> bytes | bytearray:
-        """Read as `read_at` does, into the beginning of a buffer valid until the next call: allocating one takes longer
-        than reading."""
+        """Read as `read_at` does, into a buffer that is valid until the next call: allocating one takes longer."""
         if offset >= self._tail_start or length > DESCRIPTIONS:
             return self.read_at(offset, length)
         self._buffer = self._buffer or bytearray(DESCRIPTIONS)

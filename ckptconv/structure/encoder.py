@@ -467,8 +467,7 @@ class RecordEncoder(Generic[FrameT]):
         self._note_storage(node, leaf)
 
     def _attributes(self, node: dict[str, Any], name: str, value: Any, frame: FrameT) -> FrameT | None:
-        """Write the attributes of a tensor of `frame` in the table; return a frame for their contents, if not yet
-        written."""
+        """Write the attributes of a tensor of `frame` in the table; return a frame for contents not yet written."""
         met: Mapping[str, Any] = {}
         if self.leave_out and type(value) in FOREIGN:
             place = f"{name}.attributes"

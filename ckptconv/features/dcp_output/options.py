@@ -20,15 +20,15 @@ class Cutting(Given):
     )
     model_key: str = deciding(
         TEXT,
-        "Store the weights under KEY, such as model; . is the top of the state dict; none leaves out the weights (with "
-        "--states).",
+        "In a checkpoint of torch.distributed.checkpoint, store the weights under KEY, such as model; . is the top of "
+        "the state dict; none leaves out the weights, for use with --states.",
         metavar="KEY",
         group=NAMING,
         fallback=".; model in a torch_checkpointing step; or as in --like",
     )
     optimizer_key: str = deciding(
         TEXT,
-        "Store the optimizer states under KEY.",
+        "In a checkpoint of torch.distributed.checkpoint, store the optimizer states under KEY.",
         metavar="KEY",
         group=NAMING,
         fallback="optimizer, or as in --like",

@@ -64,7 +64,7 @@ def told(source: Source, left: Mapping[str, str]) -> Told:
         raise UsageError(
             f"{source.path} contains several files of weights, and it is not clear which to convert: "
             f"{some([join(source.path, read[0]), *others], form=str)}.",
-            f"Give one of them{several(', or convert several: {}') or '.'}",
+            f"Give one of them{several('. To convert several: {}') or '.'}",
         )
     folders = [path for path, why in left.items() if why == FOLDER and is_checkpoint(Location(path, {}))]
     verb = "is a checkpoint" if len(folders) == 1 else "are checkpoints"

@@ -144,7 +144,7 @@ def refusal(numbers: Numbers, model: Model, where: str, why: str, is_ambiguous: 
     return UnsupportedError(
         f"{where} numbers its {_total(numbers)} parameters{groups}, and the model has {len(model.shapes)} tensors. "
         f"The states cannot be matched to parameters: {why}.",
-        hint,
+        f"{hint} In Python, ckptconv.open(PATH).tree contains the states by number.",
     )
 
 

@@ -118,7 +118,10 @@ class CheckReport:
 
 
 @shown
-@checked({**CONVERTING, **LAYOUT, **{name: ROWS[name] for name in ("names", "global_id_offset", "bucket_size")}})
+@checked(
+    {**CONVERTING, **LAYOUT, **{name: ROWS[name] for name in ("names", "global_id_offset", "bucket_size")}},
+    called="check_rows",
+)
 def check(
     table: Paths,
     *,

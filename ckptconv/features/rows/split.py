@@ -43,7 +43,7 @@ _LOOK = 1 << 18
 
 @leaving(UNWRITTEN)
 @shown
-@checked({**CONVERTING, **LAYOUT, "names": ROWS["names"], "decode": ROWS["decode"]})
+@checked({**CONVERTING, **LAYOUT, "names": ROWS["names"], "decode": ROWS["decode"]}, called="split_rows")
 def split(
     table: Paths,
     output: str | os.PathLike[str],

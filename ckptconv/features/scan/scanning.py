@@ -76,7 +76,8 @@ def scan(
         ('safe', [('model.pt', 'safe')])
     """
     stores = filled(SCANNING, options)["storage_options"]
-    given_paths = listed(paths, "No path was given to scan.")
+    several = paths[0] if len(paths) == 1 and isinstance(paths[0], (list, tuple)) else paths
+    given_paths = listed(several, "No path was given to scan.")
     if "-" in given_paths:
         raise UsageError("scan does not read standard input.", _TO_A_FILE)
     started = time.monotonic()

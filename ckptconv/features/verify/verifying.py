@@ -79,7 +79,7 @@ def verify(
         >>> ckptconv.verify("model.pt", "model.safetensors").bytes_compared
         60
     """
-    source = source_of(source)
+    source = source_of(source, options)
     chosen = Options(**options)
     explicit = {name for name, value in options.items() if value not in (None, OPTIONS[name].kind.unset)}
     if chosen.to:
