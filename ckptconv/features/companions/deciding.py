@@ -36,8 +36,8 @@ def accompanied(source: Source, target: Target, options: Options, parts: Collect
     A file at `target` stays unless an earlier output copied it, or it is the same. `parts` are folders of others.
     """
     source, goal, stays = _accompanied(source, target, options)
-    if stays.get("") == UNASKED and (place := _directory_of_file(source, goal, options)):
-        source = source._replace(notes=[*source.notes, f"not copied from {place}: {CONFIG} ({UNASKED})."])
+    if stays.get("") == UNASKED and (origin := _directory_of_file(source, goal, options)):
+        source = source._replace(notes=[*source.notes, f"not copied from {origin}: {CONFIG} ({UNASKED})."])
     if goal.replaces - source.companions.keys():
         from ckptconv.features.companions.earlier import told_of_removal
 
