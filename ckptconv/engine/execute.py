@@ -108,9 +108,9 @@ def in_processes(
 
 
 def worth_processes(file: FilePlan, seen: Seen | None) -> bool:
-    """Whether processes, rather than threads, are to make `file`: most of it is computed, from files that each process
-    can read for itself, the data need not be `seen` here, and this process may be forked. Each packed file is for one
-    tensor, so that no two processes unpack one."""
+    """Return whether to use processes, not threads, for `file`: most of it is computed from files that each process can
+    read itself, the data need not be `seen` here, and this process may be forked. Each packed file is for one tensor,
+    so that no two processes unpack one."""
     if seen or not is_forkable():
         return False
     data = [part for part in file.parts if type(part) is Data]
@@ -138,7 +138,7 @@ def _is_of_short_parts(file: FilePlan) -> bool:
 
 
 def is_scattered(file: FilePlan) -> bool:
-    """Whether most of `file` is stored in another order, as transposed matrices are, and only moved."""
+    """Return whether most of `file` is moved data in another order, such as that of transposed matrices."""
     if _is_of_short_parts(file):
         return False
     moved = (part for part in file.parts if isinstance(part, Data) and not part.tensor.grain)

@@ -80,7 +80,7 @@ class Mover:
             self._result(move, out[target.offset : target.stop])
 
     def is_small(self, tensor: Convert, start: int, stop: int) -> bool:
-        """Whether bytes `start` to `stop` of `tensor` are few, and whole elements, converted from elements dense in a
+        """Return whether bytes `start` to `stop` of `tensor` are few whole elements, and its source is dense in a
         file."""
         return (
             start < stop <= start + self._buffers.unit // _SMALL
