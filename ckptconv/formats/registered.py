@@ -25,7 +25,7 @@ _DIGITS = str.maketrans("0123456789", "#" * 10)
 
 
 def has_one(text: str, words: tuple[str, ...]) -> bool:
-    """Whether one of `words` is in `text`; in them, # is any digit."""
+    """Return whether one of `words` is in `text`; # in a word stands for any digit."""
     plain = text.translate(_DIGITS) if words else ""
     return any(word in text or word in plain for word in words)
 
@@ -74,7 +74,7 @@ class Lone(NamedTuple):
     hollow: bool = False
 
     def may_have(self, file: LoneFile) -> bool:
-        """Whether a file may be of one of these kinds."""
+        """Return whether a file may be of one of these kinds."""
         if has_one(file.place.path, self.words) or any(map(file.has, self.keys)) or (self.hollow and file.is_hollow):
             return True
         return bool(self.part) and next(file.keys(self.part), None) is not None
@@ -215,7 +215,7 @@ def copying(step: str) -> list[Any]:
 
 
 def is_companion_name(name: str) -> bool:
-    """Whether a file of that name may be a companion, which is copied with the weights."""
+    """Return whether a file of that name may be a companion, which is copied with the weights."""
     return any(name in _names_in(module) for end, module in FILES_OF_MODELS.items() if name.endswith(end))
 
 

@@ -49,7 +49,7 @@ HOLDERS = ("actor", "policy", "trainer", "weights", "model", "dist_ckpt", RELEAS
 
 
 def is_tag_directory(names: Iterable[str]) -> bool:
-    """Whether a directory with these names itself holds the files of a tag of DeepSpeed."""
+    """Return whether a directory with these names itself holds the files of a DeepSpeed tag."""
     patterns = OPTIMIZER_STATES, MODEL_STATES
     return any(re.fullmatch(pattern, name) for name in names if name.endswith(STATES) for pattern in patterns)
 
@@ -64,20 +64,20 @@ def tags_in(place: Location) -> list[str]:
 
 
 def is_numbered(name: str) -> bool:
-    """Whether frameworks give that name to the directory of a step."""
+    """Return whether frameworks give this name to a step's directory."""
     return re.fullmatch(STEP, name) is not None
 
 
 def is_of_optimizer(name: str) -> bool:
-    """Whether a directory of that name holds an optimizer's states."""
+    """Return whether a directory of this name holds an optimizer's states."""
     return re.fullmatch(_OPTIMIZERS, name) is not None
 
 
 def is_of_step(name: str) -> bool:
-    """Whether frameworks give that name to the directory of a step, or to one in it."""
+    """Return whether frameworks give this name to a step's directory, or to one in it."""
     return is_known(name) or is_numbered(name) or name in HOLDERS
 
 
 def is_known(name: str) -> bool:
-    """Whether frameworks give that name to the directory of a model or an optimizer."""
+    """Return whether frameworks give this name to the directory of a model or an optimizer."""
     return bool(re.fullmatch(_MODELS, name)) or is_of_optimizer(name)

@@ -310,7 +310,7 @@ class Source(_Fields):
 
     @property
     def is_model(self) -> bool:
-        """Whether it has weights, and not only files that belong to the models of a pipeline."""
+        """Whether the source has weights, and not only files that belong to the models of a pipeline."""
         return self.family != PIPELINE
 
     @property
