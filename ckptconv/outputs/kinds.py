@@ -190,7 +190,7 @@ def flag(option: str) -> str:
 
 
 def is_set(option: str, options: Options) -> bool:
-    """Whether an option asks for something other than its default."""
+    """Return whether an option asks for something other than its default."""
     value = options.asked(option)
     return value is not None and (value is not False or OPTIONS[option].default is True)
 

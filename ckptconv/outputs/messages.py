@@ -47,7 +47,7 @@ def warnings_of(sources: Sequence[Source], outputs: Sequence[Output], chosen: Op
 
 
 def is_inert(outputs: Sequence[Output]) -> bool:
-    """Whether the outputs hold no tensor outside objects of opaque classes (known by name only)."""
+    """Return whether all tensors of the outputs are in objects of opaque classes (known by name only)."""
     return all(output.notices.inert for output in outputs)
 
 

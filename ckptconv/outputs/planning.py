@@ -65,7 +65,7 @@ class Output(NamedTuple):
 
     @property
     def has_manifest(self) -> bool:
-        """Whether a manifest lies among its files."""
+        """Whether a manifest is among the output's files."""
         return not self.target.is_file and not self.heading["options"].get("for_hub")
 
     @property

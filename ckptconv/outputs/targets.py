@@ -53,7 +53,7 @@ _OUTPUT_NAMES = {
 
 
 def is_output_name(name: str) -> bool:
-    """Whether an output can have a file of that name."""
+    """Return whether an output may have a file of this name."""
     return any(_is_output_of(stem, name) for stem in _OUTPUT_NAMES)
 
 
@@ -134,7 +134,7 @@ class Target(NamedTuple):
 
     @property
     def form(self) -> str:
-        """How it lies on a disk: "file", one of `TREES`, or of `DIRECTORIES`."""
+        """The form of the output on a disk: "file", one of `TREES`, or of `DIRECTORIES`."""
         form = entry_of(self.kind).form
         return FORMS[self.stem] if form == "directory" else form
 
@@ -144,7 +144,7 @@ class Target(NamedTuple):
 
     @property
     def is_tree(self) -> bool:
-        """Whether it is a directory that is replaced as a whole."""
+        """Whether the output is a directory that is replaced as a whole."""
         return self.form in TREES
 
     @property
@@ -155,7 +155,7 @@ class Target(NamedTuple):
 
     @property
     def takes_copies(self) -> bool:
-        """Whether files of the source may be copied to it."""
+        """Whether files of the source may be copied to the output."""
         directory = directory_of(self.form)
         return directory is not None and directory.copies
 
@@ -416,7 +416,7 @@ def _within(source: Source) -> str:
 
 
 def is_beside(path: str, sources: Iterable[Source]) -> bool:
-    """Whether the directory `path` is that of one of the `sources`."""
+    """Return whether the directory `path` is that of one of the `sources`."""
     read = [source.path for source in sources if is_remote(source.path) or os.path.lexists(source.path)]
     return resolved_name(path) in map(resolved_name, (*read, *map(dirname, read)))
 

@@ -31,7 +31,7 @@ class Weights(NamedTuple):
 
     @property
     def are_odd(self) -> bool:
-        """Whether they are called what no model's are: some like factors of an adapter, or all like states."""
+        """Whether the names fit no model: some are those of an adapter's factors, or all are those of states."""
         return is_adapter(self.tensors) or (not self.key and all("state." in name for name in self.tensors))
 
 
