@@ -97,7 +97,7 @@ class Calls:
         self.oddity: CorruptError | None = None
 
     def _is_known(self, module: str, name: str) -> bool:
-        """Whether a dotted name is that of a constructor or constant, wherever its module ends."""
+        """Return whether a dotted name is that of a constructor or constant, wherever its module part ends."""
         tables, steps = (PYTHON, self.vocabulary.constructors, self.constants), f"{module}.{name}".split(".", 8)
         splits = [(".".join(steps[:at]), ".".join(steps[at:])) for at in range(1, len(steps))]
         return not all(table.keys().isdisjoint(splits) for table in tables)
@@ -160,7 +160,7 @@ class Calls:
         return mentioned
 
     def _is_of_script(self, name: Any) -> bool:
-        """Whether a class is one of the program that comes with the pickle."""
+        """Return whether a class is one of the program that comes with the pickle."""
         return type(name) is Global and self.enums is not None and name.module.partition(".")[0] == self.enums
 
     def constructor(self, name: tuple[str, str]) -> Constructor | None:
