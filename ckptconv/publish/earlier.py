@@ -90,8 +90,8 @@ class Directory:
 
     @functools.cached_property
     def is_being_made(self) -> bool:
-        """Whether files of an output may be under their final names before all are: on a store, where a run of ours has
-        not ended."""
+        """Whether files may have their final names before all of the output's files do: on a store, in an unfinished
+        run of ours."""
         return is_remote(self.place.path) and any(staging.names for staging in self._stagings())
 
     def _stagings(self) -> Iterator[Location]:
@@ -135,7 +135,7 @@ def _head(reader: Reader) -> bytes:
 
 
 def _has_record(reader: Reader) -> bool:
-    """Whether it is a file of safetensors with a record of this program's in its metadata."""
+    """Return whether a file is safetensors with a record of this program's in its metadata."""
     head = _head(reader)
     if not looks_like_safetensors(head, reader.file.size):
         return False

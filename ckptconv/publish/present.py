@@ -85,7 +85,7 @@ class Present:
         )
 
     def _is_as_planned(self, claim: Claim, name: str, place: Location) -> bool:
-        """Whether a file that exists has the very bytes that are to be written, so that nothing is lost."""
+        """Return whether an existing file has the very bytes that are to be written, so that nothing is lost."""
         file, entry = claim.plans.get(name), place.entry
         if file is None or entry.kind != "file" or entry.file.size != file.size:
             return False
@@ -170,14 +170,14 @@ class Present:
 
 
 def _is_like(claim: Claim, earlier: str) -> bool:
-    """Whether the output of a claim may replace a file of the kind `earlier`. A last word that is an output of another
-    command is an input; the manifest of rows does not say which command wrote them."""
+    """Return whether the output of a claim may replace a file of the kind `earlier`. A last word that is an output of
+    another command is an input; the manifest of rows does not say which command wrote them."""
     is_last = isinstance(claim.proposed, LastWord) and claim.kind != "rows"
     return earlier == claim.made_as or (earlier == claim.kind and not is_last)
 
 
 def _is_mixed(claim: Claim, name: str) -> bool:
-    """Whether the file `name` in the directory of a claim is not replaced, and read together with the output."""
+    """Return whether the file `name` in a claim's directory is not replaced, and is read together with the output."""
     directory = directory_of(claim.form)
     is_own = directory is not None and directory.is_file(name)
     return name not in claim.names and (is_own or is_read_with_others(name))

@@ -521,17 +521,17 @@ def complete(
 
 
 def _is_digested(output: Output, options: Options, in_parts: bool) -> bool:
-    """Whether to compute the CRC-32 of the tensors, which costs a tenth of the work and more.
+    """Return whether to compute the CRC-32 of the tensors, which costs a tenth of the work and more.
 
-    They serve where there are several files, or where a manifest is requested; for one file made in a part it may be
-    requested later. The manifest of a directory must be the same whether it is made in parts or not.
+    An output of several files needs them, and so does a manifest that is requested; for one file made in a part it may
+    be requested later. The manifest of a directory must be the same whether it is made in parts or not.
     """
     is_requested = bool(options.manifest) or (in_parts and output.target.is_file)
     return is_requested or sum(bool(file.tensors) for file in output.plan.files) > 1
 
 
 def _is_same(first: LazyTensor, second: LazyTensor, readers: Readers) -> bool:
-    """Whether two tensors have the same bits."""
+    """Return whether two tensors have the same bits."""
     from ckptconv.engine.reader import same  # few checkpoints store a tensor twice
 
     return same(first, second, readers)
