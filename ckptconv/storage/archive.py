@@ -342,7 +342,7 @@ class Archive:
         )
 
     def is_any_below(self, beginning: str) -> bool:
-        """Whether the name of a member begins so; `beginning` ends in a slash."""
+        """Return whether any member's name begins with `beginning`, which ends in a slash."""
         return any(name.startswith(beginning) for name in self.rows)
 
     def rows_below(self, *beginnings: str) -> list[int]:

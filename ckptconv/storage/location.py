@@ -57,7 +57,7 @@ class Location:
         return inner
 
     def has_file(self, path: str) -> bool:
-        """Whether there is a file at the relative `path` in this directory, which is listed once."""
+        """Return whether this directory, which is listed once, has a file at the relative `path`."""
         if "/" in path:
             return self.join(path).kind == "file"
         return path in self.names and self.names[path].kind == "file"

@@ -49,7 +49,7 @@ def plain(path: str) -> str:
 
 
 def is_repository(path: str) -> bool:
-    """Whether files that lie together at `path` belong together, as a framework loads them by one name."""
+    """Return whether files next to each other at `path` are one model, which a framework loads by one name."""
     return is_remote(path) and bool(reached(path).at(path).repository)
 
 

@@ -9,7 +9,7 @@ _SUM = slice(148, 156)
 
 
 def is_tar(head: bytes) -> bool:
-    """Whether a file that begins with `head` (HEAD bytes) is a tar archive.
+    """Return whether a file that begins with `head` (HEAD bytes) is a tar archive.
 
     The checksum of the header decides, as it does for tarfile and so for torch.
     """

@@ -85,7 +85,7 @@ class LocalWriter(Writer):
                 raise
 
     def is_at(self, directory: Handle, name: str) -> bool:
-        """Whether the file is still at `name` in `directory`."""
+        """Return whether the file is still at `name` in `directory`."""
         with contextlib.suppress(FileNotFoundError):
             return os.path.samestat(os.fstat(self._fd), directory.stat(name))
         return False
@@ -199,7 +199,7 @@ def lock(fd: int, path: str, shared: bool = False) -> None:
 
 
 def is_locked(fd: int) -> bool:
-    """Whether a living process has the open file `fd` locked."""
+    """Return whether a living process has the open file `fd` locked."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
