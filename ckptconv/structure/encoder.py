@@ -47,7 +47,7 @@ COMPOSITE = "composite"
 
 
 def _is_state_dict_metadata(frame: Frame, at: int) -> bool:
-    """Whether child `at` is the attribute that torch sets on every state dict: the versions of its modules."""
+    """Return whether child `at` is the attribute that torch sets on every state dict: the versions of its modules."""
     value = frame.children[at]
     if frame.form.tag != "odict" or at or type(value) is not dict or list(value) != ["_metadata"]:
         return False
@@ -108,7 +108,7 @@ class Frame:
         self.valued = False  # whether there are values in it
 
     def of_values(self, at: int) -> bool:
-        """Whether child `at` is a value in this node, which may be removed, rather than a part that defines it."""
+        """Return whether child `at` is a value of this node, which may be removed, not a part that defines it."""
         form = self.form
         if at < len(form.fields):
             return form.fields[at] in _OF_VALUES
