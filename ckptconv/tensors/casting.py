@@ -89,7 +89,7 @@ def _products(tensor: LazyTensor) -> LazyTensor:
 
 
 def is_decoded(tensor: LazyTensor) -> bool:
-    """Whether a tensor is made of codes, or some of it is."""
+    """Return whether a tensor, or a part of it, is decoded from codes."""
     from ckptconv.tensors.computing import Tiled
 
     if isinstance(tensor, Tiled) and tensor.tiling.decodes:

@@ -234,7 +234,7 @@ class Tiled(Computed):
 
     @property
     def tiling(self) -> Tiling:
-        """How its tiles are made."""
+        """The division into tiles."""
         tiling: Tiling = getattr(self.kernel, "tiling", _TILING)
         return tiling
 

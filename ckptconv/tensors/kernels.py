@@ -44,8 +44,7 @@ _LONG_RUN, _FEW_RUNS = 4096, 16
 
 
 class Lost(NamedTuple):
-    """How many finite values became infinite, and how many that are not zero became zero, in casts; and how many sums
-    are NaN."""
+    """Numbers of finite values that casts made infinite, of nonzero values that casts made zero, and of NaN sums."""
 
     infinite: int = 0
     zero: int = 0
@@ -123,7 +122,7 @@ def pick(data: memoryview, runs: Runs, out: memoryview | None = None) -> memoryv
 
 
 def is_zero(data: memoryview) -> bool:
-    """Whether all bytes are zero."""
+    """Return whether all bytes are zero."""
     return not numpy_module().frombuffer(data, "u1").any()
 
 

@@ -81,7 +81,7 @@ class LazyTensor:
 
     @property
     def computed(self) -> bool:
-        """Whether elements are computed of several, which takes longer than to move them, or to cast them."""
+        """Whether each element is computed from several, which takes longer than a move or a cast."""
         return False
 
     @property
@@ -476,7 +476,7 @@ class Convert(Derived):
 
     @property
     def _cast_from(self) -> int | None:
-        """As `cast_from` of the tensor whose kernel casts its elements, and may do it for this."""
+        """The `cast_from` of the innermost tensor, whose kernel then casts its elements for this cast too."""
         tensor = self.tensor
         while isinstance(tensor, (View, Tagged)) and tensor.dtype == tensor.tensor.dtype:
             tensor = tensor.tensor
@@ -568,7 +568,7 @@ class Tagged(Derived):
 
 
 def _makes_boxes(tensor: LazyTensor) -> bool:
-    """Whether the moves of `tensor` in source order are boxes of its own dimensions, as those of a wider tensor are."""
+    """Return whether the source-order moves of `tensor` are boxes of its own dimensions, as a wider tensor's are."""
     if isinstance(tensor, (Tagged, Convert)):
         return _makes_boxes(tensor.tensor)
     return all(map(_makes_boxes, tensor.parts)) if isinstance(tensor, Concat) else isinstance(tensor, Stored)

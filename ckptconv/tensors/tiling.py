@@ -15,7 +15,7 @@ _LONG = 4096
 
 
 def is_interleaved(tensor: LazyTensor) -> bool:
-    """Whether a tensor is joined of parts that take turns, a few bytes of each."""
+    """Return whether a tensor is joined from parts that alternate every few bytes."""
     if isinstance(tensor, Concat):
         rows = math.prod(tensor.shape[: tensor.dim])
         short = any(0 < part.nbytes < _LONG * rows for part in tensor.parts)
