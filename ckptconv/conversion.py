@@ -127,7 +127,7 @@ def convert(
 
 
 def _is_spooled(source: str | os.PathLike[str] | Source, outputs: Sequence[Output]) -> bool:
-    """Whether any part of `source` is, or may be, kept in a temporary file."""
+    """Return whether any part of `source` is, or may be, kept in a temporary file."""
     path = "" if isinstance(source, Source) else normalize(source)
     return is_pipe(path) or is_remote(path) or any(file.packed for output in outputs for file in output.plan.inputs())
 

@@ -127,7 +127,7 @@ class FilePlan(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """All files of an output, in the order in which they are published."""
+    """The files of an output, in the order in which they are published."""
 
     files: tuple[FilePlan, ...]
     plan_id: str

@@ -117,8 +117,8 @@ def leave_garbage() -> None:
 
 
 def is_forkable() -> bool:
-    """Whether this process may be forked: it is our own, and the libraries of its system bear it. Those of macOS do
-    not."""
+    """Return whether this process may be forked: it is our own, on Linux. The libraries of macOS do not survive a
+    fork."""
     return _Known.ours and sys.platform == "linux"
 
 
@@ -215,7 +215,7 @@ def start_threads(threads: Sequence[Thread]) -> list[Thread]:
 
 @functools.cache
 def has_feature(feature: str) -> bool:
-    """Whether a feature is here. It is not imported."""
+    """Return whether a feature is installed, without importing it."""
     spec = find_spec(f"ckptconv.features.{feature}")
     return spec is not None and spec.origin is not None  # a folder without modules may have been left behind
 

@@ -181,7 +181,7 @@ def _shown(value: Any, limit: int, levels: int) -> str:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a string has no lone surrogates, which neither UTF-8 nor JSON can represent."""
+    """Return whether a string has no lone surrogates, which neither UTF-8 nor JSON can represent."""
     if not text.isascii():
         try:
             text.encode()
