@@ -1,4 +1,4 @@
-"""How commands print: reports on stdout; progress, warnings and errors on stderr; one JSON object with --json."""
+"""The printing of commands: reports on stdout; progress, warnings and errors on stderr; one JSON object with --json."""
 
 from __future__ import annotations
 

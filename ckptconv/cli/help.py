@@ -59,7 +59,7 @@ class Flag:
         return next((name for name in self.names if name.startswith("--")), self.names[0])
 
     def is_as(self, other: Flag) -> bool:
-        """Whether it is the same as an option of another command, by its meaning and default too."""
+        """Return whether an option of another command has the same words and text, and so the same default."""
         return (self.words, self.text) == (other.words, other.text)
 
     @property

@@ -250,7 +250,8 @@ class Checkpoint(Tensors[ArrayT]):
 
     @functools.cached_property
     def tree(self) -> Any:
-        """All that was saved, nested as it was, with lazy tensors as leaves: mappings, sequences and plain values.
+        """The saved object, nested as it was saved, with lazy tensors as leaves: mappings, sequences and plain values.
+        Inert nodes stand for objects of classes known by name only, and for constants of torch and numpy.
 
         Objects of classes that are known by name only, and constants of torch and numpy, are the nodes that stand for
         them.

@@ -12,7 +12,7 @@ from ckptconv.text import some
 
 
 def is_one(place: Location, head: bytes) -> bool:
-    """Whether a file is a configuration of a model, its tokenizer or its processor, of which each may name code."""
+    """Return whether a file configures a model, its tokenizer or its processor: each of them may name code."""
     return place.name.endswith(CONFIG) and is_companion_name(place.name)
 
 

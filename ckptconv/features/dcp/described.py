@@ -161,7 +161,7 @@ class Described:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether there is no tensor in `value`."""
+    """Return whether `value` contains no tensor."""
     return not any(map(is_tensor, walk(value)))
 
 

@@ -52,7 +52,7 @@ def check_backend(place: Location) -> None:
 
 
 def is_of_another_backend(place: Location) -> bool:
-    """Whether a program stored the tensors in a directory otherwise."""
+    """Return whether a program stored the tensors of a directory with a backend other than torch."""
     return any(module.is_of_another_backend(place) for module in _asked(place.names))
 
 

@@ -28,7 +28,7 @@ def shard_name(number: int) -> str:
 
 
 def is_part(path: str) -> bool:
-    """Whether a file of this name is part of a checkpoint rather than a checkpoint."""
+    """Return whether a file of this name is part of a checkpoint rather than a checkpoint."""
     name = basename(path)
     of_rank = name.startswith("__") and re.fullmatch(RANK, name) is not None
     return name == METADATA or name.endswith(SUFFIX) or of_rank

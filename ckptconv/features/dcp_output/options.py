@@ -8,7 +8,7 @@ from ckptconv.options.option import Given, deciding
 
 
 class Cutting(Given):
-    """How tensors are cut, and under which keys weights and states lie."""
+    """The division of tensors into chunks, and the keys of weights and optimizer states."""
 
     chunks: int | None = deciding(
         counted(1, 1 << 20),

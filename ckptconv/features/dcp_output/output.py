@@ -71,7 +71,7 @@ def _moved(source: Source, options: Options) -> list[str]:
 
 
 def _has_numbers(source: Source, options: Options, content: DcpContents) -> bool:
-    """Whether `content` has states of an optimizer by the numbers of its parameters."""
+    """Return whether `content` has states of an optimizer by the numbers of its parameters."""
     tree = tree_of(source, options)
     return any(
         is_numbered(optimizer, ()) and any(old.startswith(f"{name}.") for old in content.chosen.names)

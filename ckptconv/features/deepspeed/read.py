@@ -401,7 +401,7 @@ def _check_distinct(optims: Sequence[OptimFile], reading: Reading) -> None:
 
 
 def _is_uniform(master: LazyTensor, reading: Reading) -> bool:
-    """Whether a partition begins with one value repeated."""
+    """Return whether a partition begins with one value repeated."""
     item = master.dtype.itemsize
     beginning = reading.head(master, _FEW_ELEMENTS * item)
     return beginning == beginning[:item] * (len(beginning) // item)

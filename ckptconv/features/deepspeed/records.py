@@ -195,7 +195,7 @@ class OptimFile(_Settings):
 
     @property
     def round_robin(self) -> bool:
-        """Whether ZeRO changed the order of the parameters in a group, to spread their gradients over the ranks."""
+        """Whether ZeRO reordered the parameters of a group, to spread their gradients over the ranks."""
         return bool(self.zero.get("round_robin_gradients"))
 
     @property
@@ -208,7 +208,8 @@ class OptimFile(_Settings):
         return self.counts[group] if group < len(self.counts) else 0
 
     def uses_muon(self, group: int) -> bool:
-        """Whether Muon trains a group. Elastic checkpoints have no param_groups: only the optimizer's name says so."""
+        """Return whether Muon trains a group. In elastic checkpoints, without param_groups, only the optimizer's name
+        shows it."""
         if self.hyper:
             return any(
                 hyper.get("use_muon") is True and group in params

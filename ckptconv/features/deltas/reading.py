@@ -131,7 +131,7 @@ def read_delta(place: Location) -> Delta:
 
 
 def is_delta(place: Location) -> bool:
-    """Whether the index of a delta is in the directory at `place`."""
+    """Return whether the directory at `place` has the index of a delta."""
     with contextlib.suppress(CkptconvError):
         index = read_index(place.join(INDEX)) if place.kind == "directory" and INDEX in place.names else None
         return index is not None and "base_version" in index.metadata

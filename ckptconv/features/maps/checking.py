@@ -23,13 +23,13 @@ class MapSummary:
     """The name of the map, or of its file."""
 
     about: str
-    """What it is for; "" if it does not say."""
+    """The purpose of the map; "" if the map states none."""
 
     sides: tuple[str, str]
     """The names of its two sides."""
 
     rules: int
-    """How many rules it has, with each alternative."""
+    """Number of rules, counting each alternative."""
 
     sizes: tuple[str, ...]
     """The axes whose sizes it lists."""

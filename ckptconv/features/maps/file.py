@@ -74,7 +74,7 @@ class Map:
 
     @property
     def asks_config(self) -> bool:
-        """Whether some of its sizes may be in a config.json."""
+        """Whether a config.json may give some of the map's sizes."""
         alternatives = itertools.chain.from_iterable(self.sizes.values())
         return any(isinstance(entry, str) for entry in alternatives) or any(rule.shifts for rule in self.rules)
 

@@ -188,7 +188,7 @@ class Shift(NamedTuple):
 
     @property
     def is_open(self) -> bool:
-        """Whether it adds a size that is still unknown."""
+        """Whether the shift adds a size that is still unknown."""
         return bool(self.by) and not self.by.isdecimal()
 
     def of(self, index: str | int) -> str:
@@ -327,7 +327,7 @@ class Rule:
         return self.stacks | {*self.shifts}
 
     def adds(self, side: int) -> bool:
-        """Whether names of a side add a value to an index."""
+        """Return whether names of a side add a value to an index."""
         return any(shift.by for tensor in self.sides[side] for shift in tensor.name.shifts)
 
     def shifted(self, sizes: Mapping[str, int]) -> Rule:
@@ -375,7 +375,7 @@ def make_rules(
 
 
 def _covers(earlier: Sequence[MapTensor], later: Sequence[MapTensor]) -> bool:
-    """Whether the names of an alternative are the same as those of an earlier one, or some of them: {2 l} of {l}."""
+    """Return whether an alternative has only names of an earlier one: {2 l} of {l}."""
     pairs = [(one.name, other.name) for one, other in zip(earlier, later, strict=False)]
     return len(earlier) == len(later) and all(
         one == other or one == other._replace(shifts=(PLAIN,) * len(other.shifts)) for one, other in pairs

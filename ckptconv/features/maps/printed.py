@@ -33,7 +33,7 @@ class Maps(TypedDict):
     """Each tensor to make, with those that it is made of; with `maps check` and a checkpoint."""
 
     warnings: NotRequired[Sequence[str]]
-    """What is left out, each in a sentence; with `maps check` and a checkpoint."""
+    """Warnings about tensors that the map leaves out, one sentence each; with `maps check` and a checkpoint."""
 
 
 # The object: title, what prints it, the commands, and the class of its fields.

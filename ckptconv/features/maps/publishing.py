@@ -51,8 +51,8 @@ def untrue(config: Mapping[str, Any] | None, weights: Weights) -> Iterator[str]:
 
 
 def _is_component(name: str, before: Collection[str]) -> bool:
-    """Whether `name` is that of one module of a larger model, whose names are `before`: there, several programs have
-    such names."""
+    """Return whether `name` is one module of a larger model, whose names are `before`: programs differ in such
+    names."""
     outer = {whole.removesuffix(name) for whole in before if whole.endswith(f".{name}")}
     return len(outer) == 1 and not all(whole.startswith(tuple(outer)) for whole in before)
 

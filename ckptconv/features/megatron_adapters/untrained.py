@@ -111,7 +111,7 @@ def _zero_factors(adapters: Mapping[str, LazyTensor], stores: Mapping[str, Any])
 
 
 def _is_zero(tensor: LazyTensor, stores: Mapping[str, Any]) -> bool:
-    """Whether all bytes of a tensor are zero."""
+    """Return whether all bytes of a tensor are zero."""
     return not any(any(first_bytes(tensor, limit, stores)[0]) for limit in (_BEGINNING, tensor.nbytes))
 
 

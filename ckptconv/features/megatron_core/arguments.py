@@ -215,7 +215,7 @@ def _yarn(args: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _fits(value: Any) -> bool:
-    """Whether a configuration can have this value of an argument: a number above 0, with which nothing overflows."""
+    """Return whether a configuration may have this value of an argument: a number above 0 that does not overflow."""
     return value is None or (type(value) in (int, float) and 0 < value < 1e30)
 
 

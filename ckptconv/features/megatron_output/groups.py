@@ -30,8 +30,8 @@ _IDENTIFIERS = ("wd_mult", "lr_mult", "is_decoupled_lr", "max_lr", "min_lr")
 
 
 def has_two(weights: Mapping[str, LazyTensor], args: Any, optimizers: int | None) -> bool | None:
-    """Whether experts have an optimizer of their own: as in the step that the output is like, with so many
-    `optimizers`, or as the source's own arguments say; None if neither says it."""
+    """Return whether experts have an optimizer of their own, as in the reference step with so many `optimizers`, or by
+    the source's own arguments; None if neither shows it."""
     own = args.get(EXPERT_PARALLEL) if isinstance(args, Mapping) else None
     if not any(map(is_of_expert, weights)):
         return False
@@ -120,7 +120,7 @@ def _groups(states: States, weights: Mapping[str, LazyTensor], where: str) -> li
 
 
 def is_vector(name: str, weight: LazyTensor) -> bool:
-    """Whether Megatron-core lets no weight decay work on a parameter."""
+    """Return whether Megatron-core applies no weight decay to a parameter."""
     return name.endswith(".bias") or len(weight.shape) == 1 + is_stacked(name)
 
 

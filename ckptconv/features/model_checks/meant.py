@@ -20,7 +20,7 @@ from ckptconv.text import some
 
 
 class Told(NamedTuple):
-    """What a report says of the weights that were read."""
+    """Notes and warnings of a report about the weights that were read."""
 
     notes: Sequence[str] = ()
     warnings: Sequence[str] = ()

@@ -51,18 +51,18 @@ class Stack(NamedTuple):
 
 
 def is_beside(path: str) -> bool:
-    """Whether a path leads into a component other than the language model, such as the vision model."""
+    """Return whether a path leads into a component other than the language model, such as the vision model."""
     return _BESIDE.search(path) is not None
 
 
 def is_head(name: str) -> bool:
-    """Whether a tensor, or a module, is the head of a language model."""
+    """Return whether a tensor, or a module, is the head of a language model."""
     words = name.split(".")
     return words[0] in HEADS or "lm_head" in words[:2]
 
 
 def is_further(path: str) -> bool:
-    """Whether a path leads to a module that predicts further tokens."""
+    """Return whether a path leads to a module that predicts further tokens."""
     return any(_MTP.fullmatch(word) for word in path.split("."))
 
 
@@ -75,7 +75,7 @@ def numbered(name: str) -> tuple[str, int] | None:
 
 
 def is_of_vocabulary(name: str) -> bool:
-    """Whether a tensor is of embeddings or a head."""
+    """Return whether a tensor belongs to embeddings or a head."""
     module, _, leaf = name.rpartition(".")
     is_one = _IN_LAYERS.search(module) if numbered(name) else module.rpartition(".")[2] in _OF_VOCABULARY
     return bool(is_one and not is_beside(module)) or leaf == BIAS_OF_HEAD

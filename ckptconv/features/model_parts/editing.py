@@ -154,7 +154,7 @@ class _Editor(Editor):
         return value
 
     def _has_kinds(self, scope: Mapping[str, Any]) -> bool:
-        """Whether an object says of which layers a window of attention is, or that there is none."""
+        """Return whether an object states the kinds of layers: which have a window of attention, or that none has."""
         kinds = (isinstance(value, (list, str)) and len(value) == self._facts.layers for value in scope.values())
         ruled = (key in PERIODIC or RULES.get(key, ((), ()))[1] == KINDS or key.endswith("pattern") for key in scope)
         return scope.get("use_sliding_window") is False or any(kinds) or any(ruled)
@@ -168,8 +168,8 @@ class _Editor(Editor):
         return next(same, None) or self._listed(where, old, scope, KINDS if "attn" in where else MLPS)
 
     def _is_same(self, meanings: Iterable[Callable[[int, Any, int], bool]], old: Any, new: Any) -> bool:
-        """Whether a rule holds with its `new` value of the same layers of the part as with its `old` one of the
-        model."""
+        """Return whether a rule with its `new` value holds for the same layers of the part as with its `old` value in
+        the model."""
         facts, kept = self._facts, self._facts.kept_layers
         return all(
             holds(at, new, len(kept)) == holds(layer, old, facts.layers)

@@ -8,7 +8,7 @@ from ckptconv.options.option import Given, option
 
 
 class NumberOptions(Given):
-    """What tells the order in which an optimizer numbers its parameters."""
+    """The source of the order in which an optimizer numbers its parameters."""
 
     order: str = option(
         PATH,

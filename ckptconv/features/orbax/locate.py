@@ -56,7 +56,7 @@ def sniff(probe: Probe) -> Guess | None:
 
 
 def _is_here(place: Location) -> bool:
-    """Whether a directory is a step or an item, finished or not."""
+    """Return whether a directory is a step or an item, finished or not."""
     return _is_item(place) or place.has_file(_CHECKPOINT) or bool(_items(place))
 
 

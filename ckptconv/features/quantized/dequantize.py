@@ -33,8 +33,9 @@ _AGAIN = "Download it again."
 
 
 class _Kind(NamedTuple):
-    """How codes lie: so many `bits` of words of `word` bits, the low ones first, or with 0 each an element of its own.
-    `values` are what they stand for, if not for themselves; `order` are the elements that the codes of a word are."""
+    """The layout of codes: `bits` per code, packed into words of `word` bits with the low bits first; 0 for one element
+    per code. `values` are the numbers that codes stand for, if not for themselves; `order` is the order of a word's
+    codes."""
 
     bits: int = 0
     word: int = 0
@@ -210,7 +211,7 @@ class GivenPart(NamedTuple):
 
 
 def fits(kernel: Dequantize, parts: Sequence[GivenPart], dims: int) -> bool:
-    """Whether `kernel` makes a tensor of `dims` dimensions of such `parts`."""
+    """Return whether `kernel` can compute a tensor of `dims` dimensions from such `parts`."""
     roles = ("codes", *kernel.roles)
     if kernel.codes not in _KINDS or len(roles) != len(parts) or kernel.roles[:1] != ("scale",):
         return False

@@ -60,7 +60,7 @@ def fp4_layout(kernel: QuantizeFp4) -> tuple[tuple[tuple[tuple[int, int, int], .
 
 
 def fits_largest(kernel: Largest, parts: Sequence[GivenPart], shape: Sequence[int]) -> bool:
-    """Whether `kernel` makes what it says, of `shape`, of these parts."""
+    """Return whether `kernel` can compute its result, of `shape`, from these parts."""
     if kernel.made == "rows":
         rows, columns = parts[0].shape if len(parts[0].shape) == 2 else (0, 0)
         is_whole = len(parts) == 1 and kernel.columns > 0 and parts[0].dtype in _FLOATS
@@ -75,7 +75,7 @@ def fits_largest(kernel: Largest, parts: Sequence[GivenPart], shape: Sequence[in
 
 
 def fits_fp4(kernel: QuantizeFp4, parts: Sequence[GivenPart], shape: Sequence[int]) -> bool:
-    """Whether `kernel` makes what it says, of `shape`, of these parts."""
+    """Return whether `kernel` can compute its result, of `shape`, from these parts."""
     if kernel.made not in ("codes", "scales") or kernel.rule not in _BLOCKS or len(parts[0].shape) != 2:
         return False
     (rows, columns), side = parts[0].shape, _BLOCKS[kernel.rule][0]

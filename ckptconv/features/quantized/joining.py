@@ -165,7 +165,7 @@ def _marked(tensors: Mapping[str, LazyTensor], config: Configuration, read: Read
 
 
 def _is_of_activations(name: str, tensor: LazyTensor, weights: Collection[str]) -> bool:
-    """Whether a tensor is a scale of activations: of a module, or of stacked experts, which have one each."""
+    """Return whether a tensor is a scale of activations: of a module, or of stacked experts with one each."""
     own = name.rpartition(".")[2]
     if own in OF_ACTIVATIONS:
         return tensor.numel <= 1
@@ -194,8 +194,8 @@ def _without_scale(name: str, tensor: LazyTensor) -> CorruptError:
 
 
 def _is_code(name: str, tensor: LazyTensor, config: Configuration) -> bool:
-    """Whether a tensor without companions has to have some: integers of at most 32 bits in two or three dimensions are
-    codes where weights are quantized, unless the configuration names the modules and this is none of them."""
+    """Return whether a tensor lacks companions that it needs. Where weights are quantized, integers of at most 32 bits
+    in two or three dimensions are codes, unless the configuration lists modules without this one."""
     is_named = not config.layers or name.removesuffix(WEIGHT) in config.layers
     is_integer = tensor.dtype.kind in "iu" and tensor.dtype.itemsize <= 4
     return bool(config.method) and is_named and is_integer and len(tensor.shape) in (2, 3)

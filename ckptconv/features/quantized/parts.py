@@ -1,4 +1,4 @@
-"""Which tensors are parts of quantized weights, by names and dtypes. `joining` makes weights of them."""
+"""Recognition of the tensors of quantized weights by names and dtypes. `joining` joins them into weights."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def parts_among(tensors: Mapping[str, LazyTensor]) -> dict[str, str]:
 
 
 def _are_codes(companions: Mapping[str, str], tensors: Mapping[str, LazyTensor]) -> bool:
-    """Whether parts can only be those of quantized weights, and there are codes among them."""
+    """Return whether parts can only be those of quantized weights, and include codes."""
     dtypes = [tensors[part].dtype for part in companions.values()]
     return is_telling(companions, tensors) and any(dtype.itemsize == 1 or dtype.kind in "iu" for dtype in dtypes)
 
 
 def is_telling(companions: Mapping[str, str], tensors: Mapping[str, LazyTensor]) -> bool:
-    """Whether parts have names that only those of quantized weights have, or words of 32 bits have scales."""
+    """Return whether parts have names that only parts of quantized weights have, or scales next to 32-bit words."""
     if "=.scales" in companions and "+" in companions and tensors[companions["+"]].dtype.name == "uint32":
         return True
     return any(part.endswith(dialects.telling()) for part in companions.values())
@@ -95,7 +95,7 @@ def groups_of(tensors: Mapping[str, LazyTensor]) -> dict[str, dict[str, str]]:
 
 
 def has_parts(format_: Format, companions: Mapping[str, str], tensors: Mapping[str, LazyTensor]) -> bool:
-    """Whether all parts of a format are there, in its dtypes, and no others."""
+    """Return whether the parts are exactly those of a format, in its dtypes."""
     known: set[str] = set()
     layers = [format_, format_.scale] if format_.scale else [format_]
     for layer in layers:

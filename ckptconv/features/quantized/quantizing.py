@@ -1,4 +1,4 @@
-"""Which weights of an output are quantized, and what is in their place. Pure."""
+"""The choice of an output's weights to quantize, and the tensors that replace them. Pure."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def _inexact(source: Source, tensor_name: str, why: str, name: str) -> Unsupport
 
 
 def _is_weight(name: str, tensor: LazyTensor) -> bool:
-    """Whether a tensor is a matrix, or matrices of experts, by its name and dtype."""
+    """Return whether a tensor is a matrix, or a stack of experts' matrices, by its name and dtype."""
     parts = name.split(".")
     is_of_experts = "experts" in parts and not parts[-1].endswith("bias")
     return (

@@ -1,8 +1,8 @@
-"""How far a quantized weight is from another, in steps of its quantization; and whether quantizing the other gives its
-codes and scales.
+"""The distance of a quantized weight from another weight, in steps of its quantization; and the check whether
+quantizing the other weight gives the stored codes and scales.
 
-A step leads from one code to the next. What lies between is divided evenly: of the weight over its scale, the step of
-integers is 1, and that of floats what their last place is there. A code that is nearest is within half a step.
+A step leads from one code to the next, and is divided evenly between them. In units of the weight over its scale, the
+step of integers is 1, and that of floats is the unit of their last place there. The nearest code is within half a step.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def through_codes(
 
 
 def is_quantized(tensor: LazyTensor) -> bool:
-    """Whether a tensor is made of codes, and of nothing else."""
+    """Return whether a tensor is computed from codes only."""
     return bool(_of_codes(tensor))
 
 

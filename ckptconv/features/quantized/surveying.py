@@ -1,4 +1,4 @@
-"""What `inspect` says of quantized weights."""
+"""The quantized weights in the report of `inspect`."""
 
 from __future__ import annotations
 

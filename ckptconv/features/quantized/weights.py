@@ -105,7 +105,7 @@ class _Weights:
 
     @property
     def has_first_gptq(self) -> bool:
-        """Whether weights are of GPTQ's first format, and have zero points other than half of the codes."""
+        """Whether weights have GPTQ's first format, and zero points other than half of the codes."""
         config = self._told.told
         is_first = (config.get("checkpoint_format") or config.get("format") or "gptq") == "gptq"
         return self._told.method == "gptq" and is_first and config.get("sym") is not True and bool(self.formats)

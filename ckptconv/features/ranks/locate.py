@@ -54,7 +54,7 @@ def sniff_below(probe: Probe) -> Guess | None:
 
 
 def holds_below(place: Location) -> bool:
-    """Whether a directory has such a set, or one is below it."""
+    """Return whether a directory has such a set, in itself or below it."""
     return locate(place) is not None or holds_parts(place)
 
 

@@ -1,4 +1,4 @@
-"""How the trunk reaches what is at URLs: entries, listings, readers, and the staging of outputs."""
+"""The trunk's access to URLs: entries, listings, readers, and the staging of outputs."""
 
 from __future__ import annotations
 

@@ -45,8 +45,8 @@ def hidden_name(part: int) -> str:
 
 
 class Change(NamedTuple):
-    """What `do` says is done with a step. `moves` has the hidden name of each of its entries, `marks` what `mark_of`
-    says of each."""
+    """One change of the journal: the action `do` on a `step`. `moves` has the hidden name of each of its entries,
+    `marks` the mark (`mark_of`) of each."""
 
     step: str
     do: str

@@ -1,4 +1,4 @@
-"""What an entry of a directory is: all files in it, by open directories, and what tells it from any other."""
+"""An entry of a directory: all files in it, by open directories, and its mark, which tells it from any other entry."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def mark_of(entries: Mapping[str, os.stat_result]) -> str:
 
 
 def is_entry(home: Handle, name: str, mark: str) -> bool:
-    """Whether the entry of which `mark_of` said `mark` is there, whatever is in it now."""
+    """Return whether the entry with this `mark` (of `mark_of`) is there, whatever its contents are now."""
     return home.has(name) and mark.startswith(f"{_identity(home.stat(name))} ")
 
 
@@ -95,7 +95,7 @@ def _identity(entry: os.stat_result) -> str:
 
 
 def agrees(entries: Mapping[str, os.stat_result], judged: Mapping[str, Entry]) -> bool:
-    """Whether the files among the entries of a step are those that were judged: their names, sizes and times."""
+    """Return whether the files among the entries of a step are those that were judged: by names, sizes and times."""
     files = {path: entry for path, entry in entries.items() if _is_file(entry)}
     return files.keys() == judged.keys() and all(
         (file.st_size, file.st_mtime) == (judged[path].file.size, judged[path].time) for path, file in files.items()

@@ -62,8 +62,8 @@ def recover(area: Area) -> str:
 
 
 def _is_exchanged(area: Area, change: Change) -> bool:
-    """Whether less of a step has its name, after an exchange that was cut short is finished. Else, what is hidden is
-    less of the step. Raise UnsafeError if the step has no name, or if it was changed after the exchange."""
+    """Return whether the reduced step has the step's name, after finishing an exchange that was cut short; if not, it
+    is hidden. Raise UnsafeError if the step has no name, or if it was changed after the exchange."""
     step, hidden = change.step, change.moves[change.step]
     area.finish_swap(step, hidden)
     if area.inside.has(hidden) and not area.home.has(step):

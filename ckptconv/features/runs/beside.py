@@ -1,4 +1,4 @@
-"""What has the number of a step and is none: outputs of this program, and further entries of the same number.
+"""Entries with a step's number that do not count as steps: outputs of this program, and further entries of one number.
 
 Neither counts as a step, and neither is removed with one. Of several entries of one number, it is not known which one a
 training goes on from: the one that adds nothing to the names of the others is the step.
@@ -83,7 +83,7 @@ def telling_series(steps: Sequence[Step], beside: Iterable[Beside]) -> list[Step
 
 
 def adds_words(name: str, other: str) -> bool:
-    """Whether a name is another one with more words, whatever the numbers in both.
+    """Return whether a name is `other` with more words, whatever the numbers in both.
 
     >>> adds_words("step-7-safetensors", "step-12"), adds_words("step-7.pt", "step-7"), adds_words("step-7", "step-12")
     (True, True, False)
@@ -95,12 +95,12 @@ def adds_words(name: str, other: str) -> bool:
 
 
 def is_variant(name: str, other: str) -> bool:
-    """Whether a name is another one with more words, or with another suffix, whatever the numbers in both."""
+    """Return whether a name is `other` with more words, or with another suffix, whatever the numbers in both."""
     return adds_words(name, other) or (_shape(stem(name)) == _shape(stem(other)) and _shape(name) != _shape(other))
 
 
 def is_ours(step: Step) -> bool:
-    """Whether this program wrote all weights and states in a step."""
+    """Return whether this program wrote all weights and states in a step."""
     if step.is_files:
         return all(is_our_file(step.at(path)) for path in step.files)
     inner = {path.partition("/")[2]: entry for path, entry in step.files.items()}
@@ -117,7 +117,7 @@ def is_ours(step: Step) -> bool:
 
 
 def is_our_file(place: Location) -> bool:
-    """Whether this program wrote a file of weights, which is as it was written."""
+    """Return whether this program wrote a file of weights that has not changed since."""
     return file_made_as(place, "weights") not in ("", CHANGED)
 
 
@@ -146,7 +146,7 @@ def _related(steps: Sequence[Step]) -> list[Step]:
 
 
 def _is_output(step: Step, steps: Sequence[Step], ours: Mapping[str, bool]) -> bool:
-    """Whether a step that this program wrote is a copy of one of the run, by its number or its name."""
+    """Return whether a step that this program wrote is a copy of another step of the run, by its number or name."""
     name = step.name
     for other in steps:
         if other is step:

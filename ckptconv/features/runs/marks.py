@@ -19,7 +19,8 @@ _OTHERS = ("checkpoint_manifest.json", "_SUCCESS", "COMMITTED")
 
 
 class Marks(NamedTuple):
-    """What the markers of a step say: whether it is complete, None if it has none; and which do, or what is wrong."""
+    """The verdict of a step's markers: `says` whether it is complete, None if it has none; `which` names the markers,
+    or the problem."""
 
     says: bool | None = None
     which: str = ""

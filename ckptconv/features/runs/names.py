@@ -68,7 +68,7 @@ def lone_number(name: str, is_wide: bool = False) -> int | None:
 
 
 def is_padded(name: str) -> bool:
-    """Whether a number in a name begins with a zero, as counters of a fixed width do."""
+    """Return whether a number in a name begins with a zero, as counters of a fixed width do."""
     return any(number.startswith("0") for number in _WIDE.findall(name))
 
 
@@ -91,17 +91,17 @@ def _tells_step(word: str) -> bool:
 
 
 def is_unfinished(name: str) -> bool:
-    """Whether trainers give that name to a step until it is complete."""
+    """Return whether trainers give this name to a step until it is complete."""
     return _UNFINISHED.fullmatch(name) is not None
 
 
 def is_of_step(name: str) -> bool:
-    """Whether that is the name of the directory of a step, with a word for it."""
+    """Return whether a name is that of a step's directory, with a word for it."""
     return _OF_STEP.fullmatch(name) is not None
 
 
 def is_beside_weights(path: str) -> bool:
-    """Whether a file holds an optimizer's states, or something else than weights, by its name."""
+    """Return whether a file holds an optimizer's states, or something other than weights, by its name."""
     name = stem(path.rpartition("/")[2])
     return FileSet(name, None).kind != MODEL or _OF_TRAINER.fullmatch(name) is not None
 

@@ -22,7 +22,7 @@ from ckptconv.storage.writing import Writer
 
 
 class Values(NamedTuple):
-    """How many values are NaN and infinite, and the norm of the finite weights."""
+    """Numbers of NaN and infinite values, and the norm of the finite weights."""
 
     nan: int
     inf: int
@@ -30,8 +30,8 @@ class Values(NamedTuple):
 
 
 class Readings(NamedTuple):
-    """How many digests and checksums were compared, None if none were asked for; what says that bytes have changed; and
-    the statistics of the values, if they were asked for."""
+    """The checks of a step's data: number of digests and checksums compared, None if none were asked for; the error of
+    one that does not match; and the statistics of the values, if asked for."""
 
     checked: int | None = None
     damage: str = ""

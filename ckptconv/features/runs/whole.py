@@ -1,8 +1,8 @@
-"""Which steps of a run are whole: by their geometry, and by the markers of their trainers.
+"""The check of a run's steps for completeness: by their geometry, and by the markers of their trainers.
 
-Geometry: a step is opened, and each number in its descriptions compared with the files that there are; files that are
-not opened are whole as archives. A step whose files have the names and sizes of one that was opened is not opened
-again, unless it may be the last good one. Markers: files that trainers write last, and names of steps.
+Geometry: a step is opened, and each number in its descriptions is compared with the files that exist; files that are
+not opened are checked as archives. A step with the same file names and sizes as an opened step is not opened again,
+unless it may be the last good one. Markers: files that trainers write last, and names of steps.
 
 A step is good if its bytes are there, and no marker says that it was not finished.
 """
@@ -184,7 +184,7 @@ def _measured(known: Judged, inert: bool) -> Judged:
 
 
 def is_optimizer(path: str) -> bool:
-    """Whether a file holds an optimizer's states by its name."""
+    """Return whether a file holds an optimizer's states by its name."""
     return _OPTIMIZER_FILE.fullmatch(path.rpartition("/")[2]) is not None
 
 

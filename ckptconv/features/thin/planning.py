@@ -1,4 +1,4 @@
-"""What becomes of each step of a run: by the policy, and by what holds a step anyway. Nothing is changed."""
+"""The plan for each step of a run: by the policy, and by other reasons to keep a step. It changes nothing."""
 
 from __future__ import annotations
 
@@ -54,8 +54,7 @@ class Planned(NamedTuple):
 
 
 class Thinning(NamedTuple):
-    """What is to be done with the steps of a run, the oldest first, and with what is beside them, as far as it was
-    named."""
+    """The plan for the steps of a run, the oldest first, and for the entries `beside` them that were named."""
 
     run: Run
     steps: tuple[Planned, ...]
@@ -132,7 +131,7 @@ def _reduced(known: Judged) -> Planned:
 
 
 def _is_kept(path: str, known: Judged) -> bool:
-    """Whether a step that is reduced keeps a file as it is."""
+    """Return whether the reduction of a step keeps a file unchanged."""
     above, _, name = path.rpartition("/")
     # In folders, formats describe the bytes of their tensors.
     may_describe = path in known.read and above != known.step.name
@@ -236,8 +235,8 @@ def held_steps(
 
 
 def _is_surely_step(step: Step, run: Run) -> bool:
-    """Whether more than a number in the name of a file tells that it is a step: vit_224.pt may be another model than
-    vit_384.pt."""
+    """Return whether more than a number in its name shows that a file is a step: vit_224.pt and vit_384.pt may be two
+    models."""
     stems = [stem(name) for name in step.names if step.is_files]
     tells = any(number_of(name) is not None for name in stems) or any(
         is_padded(stem(other.name)) for other in run.steps

@@ -57,7 +57,7 @@ class Item:
 
     @property
     def has_tensors(self) -> bool:
-        """Whether its files may hold tensors."""
+        """Whether the item's files may hold tensors."""
         return any(file.kind in (TORCH, SAFETENSORS) for file in self.files.values())
 
 
@@ -81,12 +81,12 @@ def sniff_below(probe: Probe) -> Guess | None:
 
 
 def holds_below(place: Location) -> bool:
-    """Whether there is a step in a directory, or below it."""
+    """Return whether a step is in a directory, or below it."""
     return locate(place) is not None
 
 
 def is_step(place: Location) -> bool:
-    """Whether a directory is a step: by its metadata, or by the names in it."""
+    """Return whether a directory is a step: by its metadata, or by the names in it."""
     names = place.names
     if (
         STEP_METADATA in names

@@ -79,7 +79,7 @@ def _repeats(view: Placed) -> Iterator[tuple[LazyTensor, LazyTensor]]:
 
 
 def _are_apart(views: Sequence[_Prepared]) -> bool:
-    """Whether no byte is in two views, or twice in one, as far as a cheap test can tell."""
+    """Return whether no byte is in two views, or twice in one, as far as a cheap test shows."""
     if not all(view.is_plain for view in views):
         return False
     distances = {view.dims[0][1] if len(view.dims) == 1 else 0 for view in views}

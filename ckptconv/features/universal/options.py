@@ -8,7 +8,7 @@ from ckptconv.options.option import Given, deciding, option
 
 
 class UniversalOptions(Given):
-    """Where a universal checkpoint goes, and for which training it is."""
+    """The path of a universal checkpoint, and the training that it is for."""
 
     universal: str = option(
         PATH, "Write a DeepSpeed universal checkpoint to DIR, to resume training from.", metavar="DIR", group=OUTPUT

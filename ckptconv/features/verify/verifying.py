@@ -277,7 +277,7 @@ def _open(source: str | Source, targets: Sequence[CheckedOutput], options: Optio
 
 
 def _is_in(output: str, directory: str) -> bool:
-    """Whether `output` is `directory`, or a file in it."""
+    """Return whether `output` is `directory`, or a file in it."""
     return resolved_name(directory) in (resolved_name(output), resolved_name(dirname(output)))
 
 
