@@ -15,11 +15,11 @@ class Shown:
     """A dataclass that a notebook shows as a table of its fields. Those that are empty are left out."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as its command prints it with --json, of plain values."""
+        """Return it as its command prints it with --json, as plain values."""
         return asdict(self)  # type: ignore[call-overload, no-any-return]
 
     def to_json(self, *arguments: Any, **named: Any) -> str:
-        """Return what `to_dict` does of the same arguments, as text: one line of ASCII."""
+        """Return the result of `to_dict` for the same arguments as text: one line of JSON in ASCII."""
         import json
 
         return json.dumps(self.to_dict(*arguments, **named), ensure_ascii=True, allow_nan=False, default=str)
@@ -129,7 +129,7 @@ class Report(Shown):
     """Entries left out because their class is known by name only: {entry: class}."""
 
     recorded: list[str] = field(default_factory=list)
-    """Keys of the state under which the structure record holds values that are no tensors."""
+    """Keys of the state under which the structure record holds values other than tensors."""
 
     weights_key: str = ""
     """The --key that takes the weights alone when `recorded` names keys; empty if there is none."""

@@ -26,7 +26,7 @@ class Call:
 
 
 def _first_argument(parameters: list[Any], args: list[str]) -> str | None:
-    """Return the first of `args` that is no option's; None if there is none, or an unknown option hides which it is."""
+    """Return the first of `args` that belongs to no option; None if there is none, or if an unknown option hides it."""
     options = {name: parameter for parameter in parameters for name in (*parameter.opts, *parameter.secondary_opts)}
     words = iter(args)
     for word in words:

@@ -37,7 +37,7 @@ class Printer:
         stores.on_wait = self.note
 
     def note(self, text: str) -> None:
-        """Print something worth knowing, unless quiet."""
+        """Print a note, unless quiet."""
         if not self.quiet:
             say(text)
 
@@ -98,7 +98,7 @@ class Printer:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value that JSON does not have as one that it has."""
+    """Return a JSON value for a value that JSON lacks."""
     return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else str(value)
 
 

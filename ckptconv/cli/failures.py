@@ -67,13 +67,13 @@ def _arguments(ctx: Any) -> str:
 
 
 def _options_below(group: Any) -> set[str]:
-    """Return the options of the commands in `group` and the groups in it; of a command, none."""
+    """Return the options of the commands in `group` and in its subgroups; for a command, none."""
     commands = getattr(group, "commands", {}).values()
     return set().union(*map(_options_of, commands), *map(_options_below, commands))
 
 
 def _input_words() -> dict[str, Sequence[str]]:
-    """Return the words for what commands read, by command; those of a feature are in the module of its command."""
+    """Return the words for the inputs of commands, by command. The modules of features' commands have their own."""
     words = {
         command: [to, *(word for word, meant in OTHER_WORDS.items() if meant == to)]
         for command, to in (("pt2safetensors", "pt"), ("convert", "safetensors"))
@@ -85,7 +85,7 @@ _SUFFIXES = (*TORCH_SUFFIXES, ".safetensors", ".json", ".distcp", "/")
 
 
 def _of_commands(name: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the table `name` of each module of commands, or of options of a feature, that has one."""
+    """Yield the tables called `name` of the modules of commands and of features' options that have one."""
     modules = dict.fromkeys(place.partition(":")[0] for place in COMMANDS.values())
     for module in (*map(import_module, modules), *(of_feature(feature, "options") for feature in FEATURES)):
         yield getattr(module, name, {})
@@ -107,7 +107,7 @@ def meant_by(word: str) -> str:
 
 
 def _no_command(word: str, group: Any) -> UsageError:
-    """Return the error for `word` in the place of a command of `group`, which is its context."""
+    """Return the error for `word`, which is not a command of the group with the context `group`."""
     known = list(group.command.commands)
     if os.path.exists(word) or "://" in word or word.endswith(_SUFFIXES):
         path = shlex.quote(word)
@@ -130,7 +130,7 @@ def _no_command(word: str, group: Any) -> UsageError:
 
 
 def meant_by_input(source: str, target: str | None, hint: str) -> str:
-    """Return the `hint` about an INPUT that is not there, or that it is a command, or in the place of OUTPUT."""
+    """Return the `hint` about an INPUT that does not exist: maybe it is a command, or OUTPUT is the input."""
     from ckptconv.publish.earlier import Directory, file_made_as
 
     if source in COMMANDS:
@@ -145,7 +145,7 @@ def meant_by_input(source: str, target: str | None, hint: str) -> str:
 
 
 def described(error: CkptconvError) -> Failure:
-    """Return `error` as --json has it."""
+    """Return the fields of `error` for --json."""
     facts: dict[str, Any] = {name: getattr(error, name) for name in ("exit_code", "kind", "message", "hint")}
     return cast("Failure", {**facts, "difference": error.difference} if isinstance(error, DifferenceError) else facts)
 

@@ -55,7 +55,7 @@ class Flag:
 
     @property
     def word(self) -> str:
-        """Its name that is a word: the first, if there are several."""
+        """Its name that is a word; of several, the first."""
         return next((name for name in self.names if name.startswith("--")), self.names[0])
 
     def is_as(self, other: Flag) -> bool:
@@ -102,7 +102,7 @@ class Help:
         self.commands, self.headings = commands, headings
 
     def as_in(self, base: Help) -> list[Flag]:
-        """Return the options that are those of the command `base`; none for a group of commands."""
+        """Return the options that the command `base` has too; none for a group of commands."""
         is_other = not self.commands and self.path != base.path
         return [flag for flag in self.flags if is_other and any(map(flag.is_as, base.flags))]
 
@@ -164,8 +164,8 @@ def _shared(every: Mapping[str, Help]) -> Help:
 
 
 def shown(page: Help, base: Help, brief: bool = False) -> str:
-    """Return the help as it is printed: in colours where stdout has them. Options that it has of the command `base` are
-    named only. `brief`: the most used options alone."""
+    """Return the help as it is printed: in colours where stdout has them. Options of the command `base` are only named.
+    `brief`: the most used options alone."""
     from ckptconv.cli.terminal import coloured, columns, has_colours
 
     width = max(min(columns(), WIDTH), NARROWEST)
@@ -222,7 +222,7 @@ def _usage(page: Help, width: int) -> list[str]:
 
 
 def _commands(page: Help, width: int) -> Iterator[str]:
-    """Yield the lists of commands, and those that stand for others in one line."""
+    """Yield the lists of commands. The strict spellings of `convert` are one line."""
     column = _column(page.commands)
     headings = page.headings or ({"Commands": list(page.commands)} if page.commands else {})
     for heading, names in headings.items():

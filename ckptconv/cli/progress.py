@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # Seconds between two lines of progress if there is no terminal.
 INTERVAL = 5.0
-# Cells of a file's name that stand before a bar, and the narrowest terminal on which they do.
+# Cells of a file's name in front of a bar, and the narrowest terminal on which it has one.
 SHORT, WIDE_ENOUGH = 24, 72
 
 
@@ -40,7 +40,7 @@ class Counting:
         self.started = time.monotonic()
 
     def resize(self, total: int) -> None:
-        """Say that `total` bytes are to be written after all."""
+        """Change the total to `total` bytes."""
         self.total = total
 
     def __call__(self, count: int) -> None:
@@ -120,7 +120,7 @@ class OneBar(Counting):
 
 
 def shown_by(printer: Printer) -> Counting:
-    """Return a bar on a terminal, plain lines elsewhere, and what only counts if `printer` shows no progress."""
+    """Return a bar on a terminal, plain lines elsewhere, or a mere counter if `printer` shows no progress."""
     if not printer.progress_shown:
         return Counting()
     return OneBar() if can_rewrite(sys.stderr) else Lines()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ckptconv.cli.lines import Line
 
-# The width of a stream that does not tell it.
+# The width of a stream that does not report it.
 _USUAL = 80
 # The styles of an overview.
 _STYLES = {"title": "bold", "name": "cyan", "dim": "dim", "good": "green", "warning": "yellow"}
@@ -31,7 +31,7 @@ def can_rewrite(stream: TextIO) -> bool:
 
 
 def columns() -> int:
-    """Return how many cells are in a line: as COLUMNS says, or the terminal of stdout, or the usual number."""
+    """Return the number of cells in a line: from COLUMNS, from the terminal of stdout, or the usual number."""
     width = os.environ.get("COLUMNS", "")
     if width.strip().isdecimal() and int(width):
         return int(width)

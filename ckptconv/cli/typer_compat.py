@@ -19,7 +19,7 @@ WRONG_USAGE: type[Any] = typer.BadParameter.__bases__[0]
 
 
 class _Words:
-    """Takes words of the command line, and defaults, as they are.
+    """A type of parameter that leaves words of the command line, and defaults, unchanged.
 
     typer has pydantic check each value, and the import of pydantic takes as long as all else before a conversion
     begins. Options parse and check their words themselves.
@@ -39,7 +39,7 @@ class _Words:
 
 def _check_given(given: Sequence[Any], args: Sequence[str], flags: set[str]) -> None:
     """Raise UsageError if one of the parameters `given` by `args` takes one value and is given more than once, or has
-    one of `flags`, the names of options, in the place of its value."""
+    one of `flags`, the names of options, instead of its value."""
     for option in given:
         if option.param_type_name != "option" or option.is_flag or option.count:
             continue
@@ -70,8 +70,8 @@ class App(typer.Typer):
             return self.made(*arguments[:1])(arguments, **settings)
 
     def made(self, name: str = "", *words: str) -> Any:
-        """Return the program with the command of this `name`, or with all if there is none of it. If there are `words`
-        after it, the command has what these need; else all of its options."""
+        """Return the program with the command `name`, or with all commands if none has that name. If `words` follow it,
+        the command has only the options that they need; else all of its options."""
         program = copy.copy(self)
         program.registered_commands, program.registered_groups = [], []
         places = {name: self._commands[name]} if name in self._commands else self._commands
@@ -87,8 +87,7 @@ class App(typer.Typer):
 
 
 class _Quick:
-    """A command that starts faster where typer works as when this was written (0.29), and is like any other
-    elsewhere."""
+    """A command that starts faster with typer 0.29, and like any other command with versions that work differently."""
 
     _is_brief = False
 
