@@ -26,7 +26,7 @@ from ckptconv.storage.writing import Writer
 from ckptconv.tensors.lazy import Stored
 from ckptconv.tensors.moves import BLOCK
 
-# What carries out tasks in processes: the module with `in_processes`. Where there is none, threads do.
+# The module whose `in_processes` carries out tasks in processes. Without it, threads do.
 PROCESSES: tuple[str, ...] = (
     "ckptconv.features.processes.forking",
 )  # fmt: skip
@@ -99,8 +99,8 @@ def carry_out(
 def in_processes(
     queue: Callable[[], Iterator[Any]], workers: Sequence[Callable[[], Any]], progress: Progress | None
 ) -> list[Any]:
-    """Carry out the tasks of `queue()`, the same each time, in a process for each of `workers`, which it calls. Return
-    the results of each; nothing if no process can be started, as nothing is done then."""
+    """Carry out the tasks of `queue()`, the same each time, in a process for each of `workers`, which the process
+    calls. Return the results of each; nothing if no process could be started: no task is done then."""
     for module in PROCESSES:
         results: list[Any] = import_module(module).in_processes(queue, workers, progress)
         return results
@@ -146,7 +146,7 @@ def is_scattered(file: FilePlan) -> bool:
 
 
 def usual_threads() -> int:
-    """Return how many threads work where nothing else is asked for: as many as processors, at most four."""
+    """Return the default number of threads: as many as processors, at most four."""
     return min(os.cpu_count() or 1, 4)
 
 

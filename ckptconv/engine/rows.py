@@ -1,4 +1,4 @@
-"""Tensors that are columns of the same rows: which of them are read together, a few rows at a time. Pure."""
+"""Tensors that are columns of the same rows, and the choice of those to read together, a few rows at a time. Pure."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ def _made_by_pieces(tensor: LazyTensor) -> bool:
 
 
 def _not_dense(file: FilePlan) -> Iterator[Data | Checked]:
-    """Yield the parts that are tensors, but for those that `is_dense`, and for pieces of ranks, which have no rows."""
+    """Yield the parts that are tensors, except those that are dense, and except pieces of ranks, which have no rows."""
     shape = strides = None
     for part in file.parts:
         if isinstance(part, (Data, Checked)):
