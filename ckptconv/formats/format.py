@@ -67,9 +67,9 @@ class Format(Protocol):
     FAMILY: str
 
     def sniff(self, probe: Probe) -> Guess | None:
-        """Return how sure it is that it reads this path, and the name for people; None if it does not read it.
+        """Return how sure the format is that it reads this path, and its name for people; None if it does not read it.
 
-        Raise a CkptconvError if an entry has a checkpoint's name and is none.
+        Raise a CkptconvError if an entry has the name of a checkpoint but is not one.
         """
 
     def read(self, place: Location, wanted: Wanted) -> Source:

@@ -1,4 +1,4 @@
-"""A file as the kinds of files that are one of many see it (`registered.LONE`)."""
+"""A file, with the properties that show that it is one of many (`registered.LONE`)."""
 
 from __future__ import annotations
 

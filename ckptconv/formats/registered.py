@@ -1,6 +1,5 @@
-"""The formats of input, and what their modules say of single files: a line each, with the names of modules, which are
-imported when their turn comes.
-"""
+"""The formats of input, and their modules' functions for single files: a line each, with the names of modules, which
+are imported when their turn comes."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from ckptconv.storage.location import Location
 
 Sniff: TypeAlias = "Callable[[Probe], Guess | None]"
-# In the words below, what stands for any digit.
+# The digits, each of which # stands for in the words below.
 _DIGITS = str.maketrans("0123456789", "#" * 10)
 
 
@@ -45,7 +44,7 @@ class KnownFormat:
         self._by = f"{reader.rpartition('.')[0]}.{by}" if by else reader
 
     def sniff(self, probe: Probe) -> Guess | None:
-        """Return how sure it is of what is at a path; None if this is nothing that it reads."""
+        """Return how sure the format is of the content of a path; None if it does not read the path."""
         if not isinstance(self._sniff, str):
             return self._sniff(probe)
         is_asked = (
@@ -80,7 +79,7 @@ class Lone(NamedTuple):
         return bool(self.part) and next(file.keys(self.part), None) is not None
 
 
-# Families of checkpoints beside those of whole models; and what Megatron-core's are called.
+# Families of checkpoints other than those of whole models, and the name of Megatron-core's for people.
 DCP, DEEPSPEED = "dcp", "deepspeed"
 MEGATRON = "torch_dist checkpoint of Megatron-core"
 # Words in the names of DeepSpeed's files, and keys in them.

@@ -1,4 +1,4 @@
-"""Names in the directories of runs and of their steps, by which others tell them. Nothing is read but names.
+"""Names in the directories of runs and of their steps that identify them. Only names are read.
 
 Source: the file names of every release of DeepSpeed; Megatron-LM's, verl's, SkyRL's and EasyR1's checkpointing.
 """
@@ -18,7 +18,7 @@ TRACKERS = {
 }
 # DeepSpeed's, of a training checkpoint and of a universal one; and the longest text of these, in bytes.
 LATEST, LATEST_UNIVERSAL, MAX_TAG = "latest", "latest_universal", 4096
-# The names of all that only say where a checkpoint is.
+# The names of all files that only say where a checkpoint is.
 POINTERS = (*TRACKERS, LATEST, LATEST_UNIVERSAL)
 # Forms of directories that are replaced as a whole: the name of the file next to each, which names it and comes last.
 TREES = {"tree": LATEST_UNIVERSAL, "step": next(iter(TRACKERS))}
