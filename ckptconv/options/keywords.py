@@ -1,7 +1,7 @@
 """The options of each public call, as types whose keys are the names of the options.
 
-Editors and type checkers read `keywords.pyi`, which scripts/keywords.py makes from the same tables, with the type and
-the help of each option.
+Editors and type checkers read `keywords.pyi`, which scripts/keywords.py generates from the same tables, with the type
+and the help of each option.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ FEATURES: dict[str, str] = {
 
 
 def tables() -> dict[str, tuple[Mapping[str, Option], str]]:
-    """Return the options that each type has, and its docstring: of the features too."""
+    """Return the options of each type, and its docstring, for features too."""
     return {**TABLES, **{name: import_module(module).KEYWORDS for name, module in FEATURES.items()}}
 
 
 def __getattr__(name: str) -> Any:
-    """Make the type of one call's options: for programs that name it outside of annotations."""
+    """Return the type of one call's options, for programs that name it outside of annotations."""
     if name not in (*TABLES, *FEATURES):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     options, docstring = tables()[name]

@@ -38,7 +38,7 @@ class OptionWarning(UserWarning):
 
 
 class Default(str):
-    """Text that holds for every command of a machine: where one has no use for it, nothing is said."""
+    """A default for every command of a machine. A command that cannot apply it gives no warning."""
 
     __slots__ = ()
 
@@ -98,7 +98,8 @@ def _rules(value: Any, called: str) -> tuple[str, ...]:
 
 
 def parse_rule(text: str, called: str) -> tuple[re.Pattern[str], str]:
-    """Return the pattern and the replacement of a renaming rule. Raise UsageError, naming the option, if it is none."""
+    """Return the pattern and the replacement of a renaming rule. Raise UsageError, naming the option, for other
+    text."""
     pattern, equals, replacement = text.rpartition("=")
     if not equals:
         raise UsageError(f"{called} {text!r} is not of the form REGEX=REPLACEMENT.", "Write 'a=b' for a to become b.")
@@ -174,7 +175,7 @@ def _dtype(value: Any, called: str) -> str:
 
 
 def choice(*choices: str, unset: Any = None, words: Mapping[str, str] = MappingProxyType({})) -> ValueKind:
-    """Return the kind of values that are `choices`; a wrong one that is in `words` is said to be another."""
+    """Return the kind of values that are `choices`; the error for another value in `words` says what that value is."""
 
     def parse(value: Any, called: str) -> str:
         if not isinstance(value, str) or (value not in choices and value != unset):

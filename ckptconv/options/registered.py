@@ -63,23 +63,23 @@ OPENED: Mapping[str, str] = {
     "megatron_adapters": "map recorded",
     "diffusers": "",
 }
-# Of these, those that do so for an output of weights alone: what it is to be like.
+# Of these, the features that do so for an output of weights alone: they make it like another checkpoint.
 FITTED = ("like",)
 
 
 def names_of(*features: str) -> dict[str, str]:
-    """Return the names of the options of these features, each with its feature; none of a feature that is not here."""
+    """Return the names of the options of these features, each with its feature; none of features that are missing."""
     return {name: feature for feature in features if has_feature(feature) for name in FEATURES[feature].split()}
 
 
 def missing(name: str) -> str:
-    """Return the feature, which is not here, of the option `name`; "" if it is no such option."""
+    """Return the feature that is not installed and has the option `name`; "" if it is no such option."""
     every = (feature for feature, names in FEATURES.items() if name in names.split())
     return next((feature for feature in every if not has_feature(feature)), "")
 
 
 def several(sentence: str, words: str = "INPUT...") -> str:
-    """Return `sentence` with the command that converts each of several inputs for {}; "" if no feature does."""
+    """Return `sentence` with the command that converts several inputs in place of {}; "" if no feature has one."""
     return "" if missing("output_dir") else sentence.format(f"ckptconv convert {words} --output-dir DIR")
 
 
@@ -89,7 +89,7 @@ def opening(options: Mapping[str, Any], hook: str) -> list[Callable[..., Any]]:
 
 
 def placed(path: str, options: Mapping[str, Any], reaching: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the path that is opened instead of `path` by `options`, and the options that are left."""
+    """Return the path that is opened instead of `path` by `options`, and the remaining options."""
     left = dict(options)
     for feature in _chosen(options):
         for place in _hooks(feature, "placed"):

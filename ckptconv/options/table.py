@@ -1,7 +1,7 @@
 """The table of options: the name, values, default and effect of each.
 
-`Options` are made from it, and so are the command line, the options in a manifest, and the checks of a caller's values.
-A feature whose options no conversion has keeps a table of its own (`options/option.py` has what both are made of).
+`Options` are built from it, and so are the command line, the options in a manifest, and the checks of a caller's
+values. A feature whose options no conversion has keeps its own table (`options/option.py` has the base of both).
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from ckptconv.options.registered import CARRIED_OUT, EXECUTORS, FEATURES, FITTED
 
 # Options with this group are for Python only.
 LIBRARY = "library"
-# The value of an option for a change that is not to be repeated, or undone, though the input's record has it.
+# The value of an option for a recorded change to the input that is not to be repeated or undone.
 NONE = "none"
 
-# The commands that take one checkpoint, whose short help has which part of it to take.
+# The commands that take one checkpoint, whose short help shows the options for the part of it to take.
 _OF_ONE = (
     "convert pt2safetensors safetensors2pt zero-to-fp32 dcp2safetensors safetensors2dcp verify diff inspect virtual "
     "serve patch"
@@ -290,15 +290,15 @@ class Options(Given):
         }
 
     def changing(self) -> dict[str, Any]:
-        """Return those of the options that `open_source` takes for the features that change a source."""
+        """Return the options that `open_source` takes for the features that change a source."""
         return {name: value for name, value in vars(self).items() if name in CHANGING}
 
     def fitting(self) -> dict[str, Any]:
-        """Return what `open_source` takes of these options for what an output of weights is to be like."""
+        """Return the options that `open_source` takes for the reference that an output of weights is to be like."""
         return {name: value for name, value in vars(self).items() if name in FITTING}
 
     def files(self) -> list[str]:
-        """Return the paths of files that tell how a source is changed."""
+        """Return the paths of files that describe changes to a source."""
         return [value for name, value in self.changing().items() if CHANGING[name].kind is PATH]
 
     def reaching(self) -> dict[str, Any]:
@@ -357,7 +357,7 @@ class _Command:
 
 
 def named_in(names: str, every: Mapping[str, Option] = Options.table) -> dict[str, Option]:
-    """Return the options with these names, but for those of features that are not here."""
+    """Return the options with these names, without those of features that are not installed."""
     return {name: every[name] for name in names.split() if not missing(name)}
 
 

@@ -68,7 +68,7 @@ WORDS = {
     "--add-prefix": "Use --rename '^=PREFIX'.",
 }
 
-# Words for what ckptconv does not do, and what to use instead.
+# Words for conversions that ckptconv lacks, and the programs to use instead.
 ELSEWHERE = {
     "gguf ggml llama.cpp": "GGUF is not written: llama.cpp's convert_hf_to_gguf.py makes it from a model's directory.",
     "onnx tensorrt openvino coreml tflite": (
@@ -92,7 +92,7 @@ ELSEWHERE = {
 
 
 def instead_of(word: str) -> str:
-    """Return what to use for `word`, such as gguf or hf-to-gguf, if ckptconv does not do that; else ""."""
+    """Return the program to use for `word`, such as gguf or hf-to-gguf, if ckptconv lacks that conversion; else ""."""
     word = word.lower().removesuffix(".py").replace("_", "-")
     meant = {word, re.split("2|-|^\\.", word)[-1]}
     return next((text for words, text in ELSEWHERE.items() if meant.intersection(words.split())), "")
@@ -101,8 +101,8 @@ def instead_of(word: str) -> str:
 def unknown(
     name: str, known: Iterable[str], called: str = "", instead: Mapping[str, str] = MappingProxyType({})
 ) -> CkptconvError:
-    """Return the error for a keyword argument `name` that is not among `known`, those of the function that is `called`
-    so. `instead` has advice on options of `convert`, as `checked` does."""
+    """Return the error for a keyword argument `name` that is not among `known`, those of the function `called`.
+    `instead` has advice on options of `convert`, as `checked` does."""
     if feature := missing(name):
         return lacking(f"The option {name!r}", feature)
     close = difflib.get_close_matches(name, known, cutoff=0.7)
