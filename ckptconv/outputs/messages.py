@@ -12,7 +12,7 @@ from ckptconv.text import some
 
 
 def notes_of(sources: Sequence[Source], outputs: Sequence[Output], chosen: Options) -> Iterator[str]:
-    """Yield the notes on `sources` and on the `outputs` that are planned of them."""
+    """Yield the notes on `sources` and on the `outputs` that are planned from them."""
     for source in sources:
         yield from source.notes
         is_renamed = chosen.strip_prefix and not any(
@@ -25,7 +25,7 @@ def notes_of(sources: Sequence[Source], outputs: Sequence[Output], chosen: Optio
 
 
 def warnings_of(sources: Sequence[Source], outputs: Sequence[Output], chosen: Options) -> Iterator[str]:
-    """Yield the warnings on `sources`, their references, and the `outputs` that are planned of them."""
+    """Yield the warnings on `sources`, their references, and the `outputs` that are planned from them."""
     references = (source.reference for source in sources if source.reference)
     yield from dict.fromkeys(warning for source in (*sources, *references) for warning in source.warnings)
     for output in outputs:

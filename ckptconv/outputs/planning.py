@@ -134,7 +134,7 @@ def check_size(output: Output, options: Options) -> None:
 
 
 def check_growth(output: Output, available: int) -> None:
-    """Raise LimitError if an output is out of proportion to the `available` bytes that it is made of."""
+    """Raise LimitError if an output is out of proportion to the `available` bytes of its inputs."""
     most = MAX_GROWTH * available + ROOM_TO_GROW
     if output.plan.nbytes <= most:
         return

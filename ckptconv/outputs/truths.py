@@ -36,7 +36,7 @@ class Weights(NamedTuple):
 
 
 def untrue(config: Mapping[str, Any] | None, weights: Weights) -> Iterator[str]:
-    """Yield warnings about a `config` that is to describe `weights`, or about `weights` to publish, which may have
-    none. Of others without one, only odd names are worth a warning."""
+    """Yield warnings about a `config` that is to describe `weights`, or about `weights` to publish, maybe without one.
+    Of other weights without one, only odd names are worth a warning."""
     for module in TRUTHS if config is not None or weights.publishing or weights.are_odd else ():
         yield from import_module(module).untrue(config, weights)
