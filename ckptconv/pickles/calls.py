@@ -83,7 +83,7 @@ class Calls:
         self.globals: dict[tuple[str, str], Global] = {}
         self.meanings: dict[tuple[str, str], Any] = {}
         self.known: dict[Global, Constructor] = {}
-        # Names of which a call needs a BUILD to make a value; and names whose `__new__` may take arguments.
+        # Names whose calls need a BUILD to give a value; and names whose `__new__` may take arguments.
         self.unfinished: set[Global] = set()
         self.takes_arguments: set[Global] = set()
         self.opaque: dict[Global, None] = {}
@@ -107,7 +107,7 @@ class Calls:
         raise NotImplementedError
 
     def skip_embedded(self, target: Opaque) -> None:
-        """Read on behind the bytes that `target` stands for, if there are some."""
+        """Continue after the bytes that `target` stands for, if any."""
         raise NotImplementedError
 
     def charge(self, count: int) -> None:
@@ -139,7 +139,7 @@ class Calls:
             if construct is not None:
                 self.known.setdefault(mentioned, construct)
             if construct is None and spelled not in self.constants and spelled not in self.vocabulary.classes:
-                # Of what the vocabulary knows, nothing is suspect.
+                # No name that the vocabulary knows is suspect.
                 self.suspects.update(dict.fromkeys(suspects("of_name", mentioned, Global(*spelled))))
             if spelled in self.builders:
                 self.unfinished.add(mentioned)

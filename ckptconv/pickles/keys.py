@@ -44,7 +44,7 @@ class HashedKeys:
         self._tensors: dict[int, tuple[LazyTensor, Opaque]] = {}
 
     def admit_other(self, container: Any, key: Any) -> Any:
-        """Return `key`, or what stands for it, as `Keys.admit` does."""
+        """Return `key`, or the `Opaque` that stands for it, as `Keys.admit` does."""
         if type(key) is Opaque:
             if key.call == "reduce":
                 self._doubtful[id(container)] = container
@@ -168,9 +168,9 @@ def _hashed(part: Any) -> list[Any]:
 
 
 def _numbers_in(key: Opaque) -> tuple[int, ...]:
-    """Return the hashes of the numbers that an object is made of, by which its class may hash it.
+    """Return the hashes of the numbers among an object's parts, by which its class may hash it.
 
-    Those of numbers in texts are Python's for a Decimal or a Fraction of them.
+    Numbers in texts have the hashes that Python gives a Decimal or a Fraction of them.
     """
     parts = [*key.args] if isinstance(key.args, tuple) else []
     for state in key.state:
