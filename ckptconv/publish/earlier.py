@@ -23,7 +23,7 @@ from ckptconv.storage.marks import CHANGED, marked
 from ckptconv.storage.paths import is_remote
 from ckptconv.storage.reading import Entry, Reader
 
-# Made by a run that was killed while it published: of which kind, its records do not say.
+# The kind of files from a run that was killed while it published: their records do not state any.
 UNFINISHED = "unfinished"
 # Bytes of the beginning of a file in which its form shows.
 _HEAD = 4096
@@ -71,7 +71,7 @@ class Directory:
 
     @functools.cached_property
     def manifest(self) -> Mapping[str, Any] | None:
-        """The manifest in it; None if there is none that is one."""
+        """The manifest in the directory; None if it has no valid one."""
         if MANIFEST not in self.names or self.names[MANIFEST].kind != "file":
             return None
         return _json(self.place.join(MANIFEST), _manifest)

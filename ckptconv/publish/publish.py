@@ -133,8 +133,8 @@ def _is_ours(kind: str, replaces: frozenset[str], name: str) -> bool:
 class Staged(NamedTuple):
     """An output whose files are staged: its path, whether it is a file, and the names of the files.
 
-    There are no names if an earlier run has published it. `manifest` returns its manifest, which lies among the files
-    if `has_manifest`.
+    There are no names if an earlier run has published it. `manifest` returns its manifest, which is among the files if
+    `has_manifest`.
     """
 
     path: str
@@ -388,7 +388,7 @@ class _Run:
         is_forked = any(task.forked for _, task in tasks)
         if self._far or self._options.digest or is_forked:
             threads = 1  # one file at a time has threads of its own for requests, or digests, or processes
-        # The largest first. Those of which a thread would make one alone when the others have ended have all threads.
+        # The largest first. Files for which only one thread would be left when the others have ended get all threads.
         ordered = sorted(tasks, key=lambda job: -job[1].file.size) if threads > 1 else list(tasks)
         total = sum(task.file.size for _, task in tasks)
         shared = sum(task.file.size * threads > total for _, task in ordered) if threads > 1 else len(ordered)

@@ -169,7 +169,7 @@ def inputs_behind(sources: Iterable[Source]) -> Iterator[str]:
 class Spared:
     """The files of the checkpoint that is read, and of its reference. No output may replace them, under any name.
 
-    `places` are the paths by where they lead to.
+    `places` are the paths, by their resolved forms.
     """
 
     def __init__(self, paths: Iterable[str], reference: Iterable[str] = ()) -> None:

@@ -95,7 +95,7 @@ class Staging:
             return result._replace(digests=digests_of(reader.read_at, size, ranges, digest))
 
     def check(self, name: str, size: int, progress: Callable[[int], object] | None = None) -> bool:
-        """Read a finished file again; whether it still has the checksums of its record. If not, remove the record.
+        """Read a finished file again; return whether it has the checksums of its record. If not, remove the record.
 
         `progress` is called with the bytes read since the last call.
         """
