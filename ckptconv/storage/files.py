@@ -212,7 +212,7 @@ class Readers:
         self._contents: Any = None
         # Bytes that will be read of each packed file.
         self.expected: Mapping[File, int] = {}
-        # By path; those of packed files, which have none, by these.
+        # Readers by path; those of packed files, which have no path, by file.
         self._open: OrderedDict[str | File, Reader] = OrderedDict()
         self._busy: dict[str | File, int] = {}
         self._lock = threading.Lock()
@@ -275,7 +275,7 @@ class Readers:
         return nbytes
 
     def unpacked(self) -> int:
-        """Return how many packed bytes were read since this was asked last."""
+        """Return the number of packed bytes read since the last call."""
         nbytes = self.bytes_unpacked
         if nbytes:
             self._contents.nbytes = 0

@@ -34,7 +34,7 @@ _PROBE = f"{HIDDEN}spool-"
 
 
 class ForeignError(FailedError):
-    """Something with a name of ours is not ours: it is neither used nor removed."""
+    """An entry with a name of ours is not ours: it is neither used nor removed."""
 
     def __init__(self, path: str, entry: str) -> None:
         super().__init__(

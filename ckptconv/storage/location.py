@@ -87,7 +87,7 @@ class Location:
         return self.entry.kind
 
     def check_file(self, called: str) -> None:
-        """Raise UsageError for what the user calls `called` if no file is here."""
+        """Raise UsageError if no file is here; `called` is the user's name for it."""
         if self.kind != "file":
             what = "does not exist" if self.kind == "missing" else f"is {self.entry.described}, and not a file"
             raise UsageError(f"{called} {what}.")

@@ -38,12 +38,13 @@ def real_place(path: str) -> str:
     return resolved(path) if os.path.islink(path) else path
 
 
-# A path or URL that the user gives, as all that is read and written is named.
+# Converts a path or URL from the user to the form in which every input and output is named.
 normalize = parse_path
 
 
 def listed(paths: Paths, none: str = "No path was given.") -> list[str]:
-    """Return one path or several, normalized. Raise UsageError for another value, an empty path, or no path: `none`."""
+    """Return one path or several, normalized. Raise UsageError for another value, an empty path, or, with `none`, no
+    path."""
     several = isinstance(paths, Iterable) and not isinstance(paths, (str, bytes, os.PathLike))
     normalized = [normalize(path) for path in (cast("Iterable[str]", paths) if several else [cast("str", paths)])]
     if not normalized:

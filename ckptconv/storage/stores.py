@@ -1,7 +1,7 @@
-"""URLs: the feature that reads and writes them, and those that know what is special about a scheme.
+"""URLs: the feature that reads and writes them, and the features for single schemes.
 
-The lines here stay where a feature is not: its URLs are refused by name then, as none of them may be written or read as
-if it were any other.
+A line stays where its feature is missing: URLs of its scheme are then refused by name, not read or written like any
+others.
 """
 
 from __future__ import annotations
@@ -54,6 +54,6 @@ def is_repository(path: str) -> bool:
 
 
 def hint(path: str, options: Mapping[str, Any]) -> str:
-    """Return advice for a path that leads nowhere, if a store knows what is meant, or what is missing; else ""."""
+    """Return advice for a path that does not exist, if a store knows what is meant, or what is missing; else ""."""
     reaching = of_feature(REMOTE, "reaching")
     return str(reaching.hint(path, options)) if reaching else ""

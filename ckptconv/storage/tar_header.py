@@ -1,8 +1,8 @@
-"""Tells tar archives by their first header, as Python's tarfile does."""
+"""Recognizes tar archives by their first header, as Python's tarfile does."""
 
 from __future__ import annotations
 
-# Bytes at the start of a file that tell whether it is in this format: a tar header.
+# Bytes at the start of a file that show whether it is in this format: a tar header.
 HEAD = 512
 _ASCII = bytes(range(128))
 _SUM = slice(148, 156)

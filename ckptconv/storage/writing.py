@@ -15,9 +15,9 @@ from ckptconv.storage.handles import Handle, resolved
 from ckptconv.storage.marks import mark
 from ckptconv.text import format_size, reason
 
-# The disk begins to write a file that is to be synced each time that so many bytes more are there.
+# The disk begins to write a file that is to be synced each time that this many more bytes are in it.
 _EARLY = 16 << 20
-# The file system finds room for files of so many bytes before they are written: for each write it takes longer.
+# The file system reserves room for files of at least so many bytes beforehand: for each write it takes longer.
 LARGE = 16 << 20
 # Source: linux/fs.h.
 SYNC_FILE_RANGE_WRITE = 2
@@ -141,7 +141,7 @@ _CALLS = {"fallocate": "ill", "sync_file_range": "lli"}
 
 @functools.cache
 def call(name: str) -> Callable[..., object] | None:
-    """Return one of `_CALLS`; None where the system has no such call. Its result says whether it succeeded."""
+    """Return one of `_CALLS`; None where the system has no such call. Its result shows whether it succeeded."""
     try:
         import ctypes
 
@@ -155,7 +155,7 @@ def call(name: str) -> Callable[..., object] | None:
 
 @contextlib.contextmanager
 def writing(path: str) -> Iterator[None]:
-    """Turn an OSError into a FailedError that says what to do."""
+    """Turn an OSError into a FailedError with advice."""
     try:
         yield
     except CkptconvError:  # some are OSErrors too, about something else than this path
