@@ -73,7 +73,7 @@ class Leaf:
 
     @property
     def storage_nbytes(self) -> int:
-        """The size of its storage, as far as this tensor tells."""
+        """The size of its storage, as far as this tensor shows."""
         nbytes: int = self.facts.storage_nbytes or self.bare.nbytes
         return nbytes
 
@@ -338,7 +338,7 @@ class RecordEncoder(Generic[FrameT]):
             self.valued_at.add(frame.at - 1)
 
     def _met(self, met: Mapping[str, Any], frame: FrameT, index: int | None = None) -> None:
-        """List objects that were met in a frame's child, whose node may be one in the table, written before."""
+        """Note the objects found in a frame's child, whose node may be one of the table, written before."""
         self.found.update(met)
         if index in self.valued_nodes:
             self._mark(frame)
@@ -396,7 +396,7 @@ class RecordEncoder(Generic[FrameT]):
         return inner
 
     def _is_dropped(self, left: Any, name: str, value: Any, frame: FrameT) -> bool:
-        """Write that an object was left out, if it was by `leave_out`, which returned `left`; return whether it was."""
+        """Write that an object was left out, if `leave_out` returned so (`left`); return whether it was."""
         if left is not True:
             return False
         self._met({name: value}, frame)
