@@ -127,7 +127,7 @@ def is_zero(data: memoryview) -> bool:
 
 
 def _result_size(kernel: Kernel, size: int) -> int:
-    """Return how many bytes `kernel` makes from `size` bytes. Raises ValueError if those are not whole elements."""
+    """Return the size of the result of `kernel` for `size` bytes. Raises ValueError if those are not whole elements."""
     if isinstance(kernel, Gather):
         return math.prod(kernel.shape) * kernel.itemsize
     if isinstance(kernel, Tile):
