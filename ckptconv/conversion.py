@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ckptconv.options.keywords import ConvertOptions
     from ckptconv.storage.progress import AnyProgress
 
-# What compares outputs with their sources before they are published: the module, by the option that asks for it. Its
+# The module that compares outputs with their sources before publication, by the option that requests it. Its
 # `verifier(work, options)` returns the `Verifier` of pairs of a source and a target.
 VERIFIERS: dict[str, str] = {
     "verify": "ckptconv.features.verify.staged",
@@ -148,5 +148,5 @@ def _work(sources: list[Source], targets: Sequence[Target], options: Options) ->
                 work.append((taken, goal))
     if not work:
         raise UsageError(f"{sources[0].path} has no model, and no files to copy.")
-    # The file that declares the others a pipeline is written last.
+    # The file that declares a pipeline is written last.
     return sorted(work, key=lambda pair: pair[0].component == "")
