@@ -1,4 +1,4 @@
-"""A verdict of `scan` on the configurations beside weights: some name code, which loading the model runs."""
+"""A verdict of `scan` on the configurations next to weights: some name code, which loading the model runs."""
 
 from __future__ import annotations
 

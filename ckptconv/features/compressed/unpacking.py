@@ -135,8 +135,9 @@ class Contents:
 
 
 class _Content:
-    """The content of a packed file: where it is in the spool (-1: not there), which ranges of it are `kept` there, how
-    many more bytes are likely to be read from it, and how many threads are reading. `unpacking` makes the rest."""
+    """The content of a packed file: its place in the spool (-1: none), the ranges of it that are `kept` there, the
+    number of bytes that are likely to be read yet, and the number of threads that are reading. `unpacking` unpacks the
+    rest."""
 
     __slots__ = ("kept", "left", "lock", "start", "unpacking", "users")
 

@@ -1,4 +1,4 @@
-"""A checkpoint in a directory: what its files describe, and its other values."""
+"""A checkpoint in a directory: the description of its tensors, and its other values."""
 
 from __future__ import annotations
 

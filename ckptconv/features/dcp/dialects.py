@@ -16,8 +16,8 @@ from ckptconv.storage.location import Location
 
 
 class Dialect(NamedTuple):
-    """A program that puts more into such directories: the module that reads it, and names of files and of values that
-    it is asked of."""
+    """A program that adds to such directories: the module that reads the additions, and names of files and values that
+    indicate them."""
 
     module: str
     files: tuple[str, ...]

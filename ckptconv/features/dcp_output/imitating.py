@@ -25,7 +25,7 @@ def like(source: Source, targets: Sequence[Target], options: Options) -> tuple[l
 
 
 def fitted(options: Options, layout: Layout, source: Source) -> Options:
-    """Return the options with the keys that a checkpoint of this layout has its weights and states under, if the user
+    """Return the options with the keys under which a checkpoint of this layout has its weights and states, if the user
     names none. A state that has such a key itself gets no other."""
     tensors = [layout.paths[key] for key in layout.shapes]
     roles = Roles.of(layout.paths.values(), tensors)

@@ -81,7 +81,7 @@ def _has_numbers(source: Source, options: Options, content: DcpContents) -> bool
 
 
 def with_states(source: Source, options: Options) -> Source:
-    """Return `source` with the inputs of the optimizer's states among its own, if these are written beside the
+    """Return `source` with the inputs of the optimizer's states among its own, if these states are written next to the
     weights."""
     return source._replace(inputs=source.inputs_of_all) if options.states else source
 

@@ -54,7 +54,7 @@ def pairs(
 
 
 def place_of(target: CheckedOutput) -> Location:
-    """Return the directory that an output is read in, wherever its files lie."""
+    """Return the directory in which an output is read, wherever its files are."""
     return target.place if target.at is None else Gathered(target.path, target.place.options, target.at)
 
 

@@ -157,7 +157,7 @@ def _note_extras(weights: Weights, model: ModelFile) -> None:
 
 
 def _frozen_whole(model: ModelFile) -> dict[str, LazyTensor]:
-    """Return the frozen parameters of ZeRO-2, which lie whole in the model file."""
+    """Return the frozen parameters of ZeRO-2, which the model file holds whole."""
     frozen = {}
     for name, shape in (model.frozen or {}).items():
         tensor = model.fragments.get(name)

@@ -204,7 +204,7 @@ class OptimFile(_Settings):
         return self.config.get("use_data_before_expert_parallelism") is True
 
     def count(self, group: int) -> int:
-        """Return how many ranks share a group; 0 if it does not say."""
+        """Return the number of ranks that share a group; 0 if the file does not record it."""
         return self.counts[group] if group < len(self.counts) else 0
 
     def uses_muon(self, group: int) -> bool:
@@ -220,7 +220,7 @@ class OptimFile(_Settings):
         return isinstance(optimizer, dict) and str(optimizer.get("type")).lower() == "muon"
 
     def common(self) -> dict[str, Any]:
-        """Return what it says of the whole optimizer: everything except partitions and their places."""
+        """Return the parts of the file about the whole optimizer: everything except partitions and their places."""
         parts = {
             "base_optimizer_state",
             "param_slice_mappings",
@@ -309,7 +309,7 @@ class Reading:
             )
 
     def steps(self, state: dict[str, Any]) -> int | float | None:
-        """Return how many steps an optimizer had taken when it saved `state`, if it says so."""
+        """Return the number of steps of an optimizer when it saved `state`, if recorded."""
         step = state.get("step")
         if isinstance(step, LazyTensor) and step.numel == 1 and step.dtype.name in CODES:
             stored = untagged(step)

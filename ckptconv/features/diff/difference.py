@@ -573,7 +573,7 @@ def _hints(tensors: Iterable[TensorDifference], sources: Mapping[str, Source]) -
 
 
 def _without_rest(names: Iterable[str], prefix: str, side: str, tensors: Iterable[TensorDifference]) -> str:
-    """Return a hint on options that leave out what only `side` has of `names`, besides the names with `prefix`."""
+    """Return options that leave out the `names` without `prefix`, which only `side` has, as a hint."""
     rest = {name.partition(".")[:2] for name in names if not name.startswith(prefix)}
     compared = {*(tensor.name for tensor in tensors), *(name.removeprefix(prefix) for name in names)}
     compared -= {name for name in names if not name.startswith(prefix)}

@@ -104,7 +104,7 @@ def pinned(url: str, options: Options) -> str:
 
 def taken(url: str, options: Options, directory: str = "") -> None:
     """Download the file at `url` to a temporary file if its server only returns whole files; `url` then refers to the
-    temporary file. Raise FailedError if the download fails or has no room.
+    temporary file.
 
     Raise FailedError if the download fails or has no room.
     """

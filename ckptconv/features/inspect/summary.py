@@ -170,13 +170,13 @@ class Summary(Shown):
     """Names of tensors with a NaN or an infinity, each once; with --stats."""
 
     made_of: dict[str, list[str]] | None = None
-    """With --map: the tensors of which each is made."""
+    """With --map: the input tensors of each output tensor."""
 
     quantized: QuantizedSummary | None = None
     """The quantized weights; only if there are any."""
 
     roles: dict[str, list[str]] | None = None
-    """The names in the directory of a model, by what they are for; only if there are others than weights."""
+    """The names in the directory of a model, by their purpose; only if some are not weights."""
 
     @functools.cached_property
     def modules(self) -> list[ModuleInfo]:
@@ -337,7 +337,7 @@ def _values(*trees: Any) -> Iterator[tuple[str, Value]]:
 
 
 def _without_numpy(value: Any) -> Any:
-    """Return the number, text or bytes that a numpy scalar is; anything else, such as a numpy time, as it is."""
+    """Return a numpy scalar as a number, text or bytes; anything else, such as a numpy time, unchanged."""
     try:
         return value_of(value) if type(value) is NumpyScalar else value
     except MalformedError:

@@ -1,4 +1,5 @@
-"""Tells model from optimizer in a state dict, rebuilds the dict from its leaves, and says what is left out. Pure."""
+"""Separates model and optimizer in a state dict, rebuilds the dict from its leaves, and reports what is left out.
+Pure."""
 
 from __future__ import annotations
 

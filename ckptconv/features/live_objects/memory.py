@@ -19,7 +19,7 @@ _SPARE = 1 << 20
 
 
 class Memory:
-    """The live objects that are made of a record. Attributes and shared memory are given at the end, by `finish`.
+    """The live objects of a record. Attributes and shared memory are given at the end, by `finish`.
 
     `lay_out`: a tensor that is alone in its memory is copied to the order of dimensions that it had.
     """

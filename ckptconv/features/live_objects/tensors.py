@@ -1,4 +1,4 @@
-"""Tensors of torch: which are made of elements in a storage, and the facts that are stored with these."""
+"""Tensors of torch: recognition of those that are elements in a storage, and the facts that are stored with these."""
 
 from __future__ import annotations
 

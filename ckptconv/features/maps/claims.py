@@ -326,7 +326,7 @@ def _nearest(map_: Map, sides: Sequence[int], name: str) -> str:
 
 
 def lacking(map_: Map, side: int, claims: Claims) -> tuple[str, ...]:
-    """Return the names of the required rules of which the checkpoint has none; of one with alternatives, the first."""
+    """Return the names of the required rules that the checkpoint lacks; for a rule with alternatives, the first."""
 
     def outcome(rule: Rule) -> tuple[int | str, ...]:
         return rule.number, *(str(tensor.name) for tensor in rule.sides[1 - side])
@@ -342,7 +342,7 @@ def lacking(map_: Map, side: int, claims: Claims) -> tuple[str, ...]:
 def claimed(map_: Map, side: int, names: Iterable[str], *, strict: bool = True) -> Claims:
     """Return the rule or glob of each of `names`, which belong to a side.
 
-    Raise UsageError for a name with two rules of which neither is more special, and, if `strict`, for one without any.
+    Raise UsageError for a name with two rules, neither of them more special, and, if `strict`, for one without any.
     """
     templates = Templates(map_, side)
     claims = Claims({}, {}, {})

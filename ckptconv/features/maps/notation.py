@@ -34,7 +34,7 @@ _OR = re.compile(r"\s\|\s")
 
 
 class MapAxis(NamedTuple):
-    """An axis, or several that stand side by side wherever the rule has one of them.
+    """An axis, or several that are always next to each other in the rule.
 
     `names` are letters, a number, or padding: "_", "_2", … in the order of the rule.
     """
@@ -192,7 +192,7 @@ class Shift(NamedTuple):
         return bool(self.by) and not self.by.isdecimal()
 
     def of(self, index: str | int) -> str:
-        """Return the number for an index. What it adds is a number, or nothing."""
+        """Return the number for an index. The shift adds a number, or nothing."""
         return str(self.times * int(index) + int(self.by or 0)) if self != PLAIN else str(index)
 
     def index_of(self, number: int) -> int | None:
@@ -444,7 +444,7 @@ def _changed(rule: Rule, dims: Callable[[MapTensor], tuple[Product, ...]]) -> Ru
 
 
 def _fused(rule: Rule) -> Rule:
-    """Return `rule` with axes that always stand side by side as one axis: only their product matters."""
+    """Return `rule` with axes that are always next to each other as one axis: only their product matters."""
     while pair := _inseparable(rule):
         rule = _changed(rule, functools.partial(_joined, pair))
     return rule

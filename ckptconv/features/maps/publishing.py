@@ -1,4 +1,4 @@
-"""Tell by the built-in maps whether an output has the names of another program than transformers. Pure."""
+"""Recognize by the built-in maps an output with the names of another program than transformers. Pure."""
 
 from __future__ import annotations
 

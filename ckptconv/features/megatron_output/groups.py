@@ -84,7 +84,8 @@ def _check_steps(groups: Sequence[Mapping[str, Any]], step: Mapping[str, Any], w
 
 
 def _distinct(groups: Sequence[dict[str, Any]], where: str) -> list[dict[str, Any]]:
-    """Return `groups` without repetitions. Raise UnsupportedError if Megatron-core could not tell two apart."""
+    """Return `groups` without repetitions. Raise UnsupportedError if Megatron-core could not distinguish two of
+    them."""
     distinct: dict[tuple[Any, ...], dict[str, Any]] = {}
     for group in groups:
         if distinct.setdefault(tuple(identifier(group, key) for key in _IDENTIFIERS), group) != group:
@@ -97,7 +98,7 @@ def _distinct(groups: Sequence[dict[str, Any]], where: str) -> list[dict[str, An
 
 
 def _groups(states: States, weights: Mapping[str, LazyTensor], where: str) -> list[dict[str, Any]]:
-    """Return the groups of the parameters `weights`, made of those of another optimizer."""
+    """Return the groups of the parameters `weights`, from those of another optimizer."""
     group_of = {name: group for group in states.groups for name in group["params"]}
     groups: list[dict[str, Any]] = []
     for factor in (1.0, 0.0):

@@ -50,7 +50,8 @@ _KEYS = ("self_attention.kv_layernorm.", "self_attention.linear_kv_up_proj.layer
 
 class Sharded(NamedTuple):
     """Tensors under Megatron-core's names. `axes` is the number of leading axes of each along which a chunk has one
-    element; `objects` are the names of the empty objects beside them. `layers` is the number of the decoder's."""
+    element; `objects` are the names of the empty objects stored with them. `layers` is the number of the decoder's
+    layers."""
 
     tensors: dict[str, LazyTensor]
     axes: dict[str, int]

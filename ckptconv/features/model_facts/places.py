@@ -44,7 +44,7 @@ _EXPERT = re.compile(r"^(?P<module>(?:.*\.)?experts)\.(?P<number>\d{1,6})(?=\.|$
 
 
 class Stack(NamedTuple):
-    """Modules that are called by number: the path of the module that holds them, and how many there are."""
+    """Modules that are called by number: the path of the module that holds them, and their number."""
 
     place: str
     size: int
@@ -145,7 +145,7 @@ def check_layers(names: Iterable[str], stack: Stack, kept: Sequence[int], count:
 
 
 def further_layers(names: Iterable[str], stack: Stack | None) -> int:
-    """Return how many layers there are in modules of their own that predict further tokens."""
+    """Return the number of layers in modules of their own that predict further tokens."""
     inside = (numbered(name) for name in names if is_further(name) and not is_beside(name))
     found = {place for place in inside if place and (stack is None or place[0] != stack.place)}
     return len(found)
@@ -168,7 +168,7 @@ def named_in(component: str, name: str) -> str | None:
 
 
 def component_of(component: str, names: Iterable[str]) -> dict[str, str]:
-    """Return the names that are in the text or vision component, {old: new}; {} if there is no such component."""
+    """Return the names in the text or vision component, {old: new}; {} if there is no such component."""
     renamed = {name: new for name in names if (new := named_in(component, name))}
     if component == "text":
         return renamed if any(word in _TEXT for name in renamed for word in name.split(".")) else {}
@@ -179,7 +179,7 @@ def component_of(component: str, names: Iterable[str]) -> dict[str, str]:
 
 
 class Experts(NamedTuple):
-    """A module with experts: its path, how many there are, and {name: dimension} of tensors with a row for each."""
+    """A module with experts: its path, their number, and {name: dimension} of tensors with a row for each."""
 
     module: str
     size: int

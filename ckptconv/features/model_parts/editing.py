@@ -82,8 +82,8 @@ class _Editor(Editor):
         self._facts = facts
 
     def of(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the configuration as it is true of the part. Raise CorruptError if no key counts the layers or experts
-        of which the part has fewer."""
+        """Return the configuration for the part. Raise CorruptError if no key counts the layers or experts that the
+        part lacks."""
         facts = self._facts
 
         def codes_of(value: Any, where: str) -> Any:

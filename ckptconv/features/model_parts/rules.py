@@ -1,4 +1,4 @@
-"""Rules over the numbers of layers that a configuration may have, by key: of which layers each holds. Pure.
+"""Rules over the numbers of layers in configurations, by key: the layers for which each holds. Pure.
 
 Sources: `configuration_*.py` and `modeling_*.py` of transformers' models.
 """

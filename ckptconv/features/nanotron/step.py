@@ -40,7 +40,7 @@ _DEEPEST, _MOST = 64, 1 << 16
 
 
 class _Part(NamedTuple):
-    """A file: its place, and its tensor-parallel rank of how many; 0 of 0 if it has a whole parameter."""
+    """A file: its place, its tensor-parallel rank, and the number of ranks; 0 of 0 if it has a whole parameter."""
 
     place: Location
     rank: int

@@ -144,7 +144,7 @@ def _steps(architecture: str) -> _Steps:
 
 
 def _tokens(name: str) -> Iterator[str]:
-    """Yield the steps, points and parentheses of an order, or of what orders share."""
+    """Yield the steps, points and parentheses of an order, or of a text that orders share."""
     for token in _TOKEN.findall(_catalogue()[name]):
         if token.startswith("@"):
             yield from _tokens(token)

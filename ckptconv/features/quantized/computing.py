@@ -1,4 +1,4 @@
-"""The kernels of quantized weights: what each makes. How they do it is in `kernels`."""
+"""The kernels of quantized weights, and their results. `kernels` has their implementation."""
 
 from __future__ import annotations
 

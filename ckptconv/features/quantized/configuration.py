@@ -100,8 +100,8 @@ def _pair(value: Any) -> tuple[int, int] | None:
 
 
 def of_all(read: Mapping[str, reading.Configuration], metadata: Mapping[str, str]) -> Configuration:
-    """Return what a config.json, Model Optimizer's file (by name, as far as they exist) and the metadata of safetensors
-    say together.
+    """Return the quantization that a config.json, Model Optimizer's file (by name, as far as they exist) and the
+    metadata of safetensors state together.
 
     Raise UnsupportedError if they name several methods, or several dtypes of experts.
     """

@@ -1,4 +1,4 @@
-"""The kernel `Dequantize`: weights of codes, scales and zero points.
+"""The kernel `Dequantize`: weights from codes, scales and zero points.
 
 The arithmetic is float32, as in the programs that read such weights; its result is rounded once more if
 `Dequantize.between` says so. A NaN among the codes stays NaN. Codes are looked up and multiplied some rows at a time.
@@ -44,7 +44,7 @@ class _Kind(NamedTuple):
 
 
 def _floats(exponent: int, mantissa: int) -> tuple[float, ...]:
-    """Return what the codes of a float stand for that has so many bits, and neither infinity nor NaN: OCP Microscaling
+    """Return the numbers of the codes of a float with so many bits, and neither infinity nor NaN: OCP Microscaling
     Formats 1.0, tables 3 to 5. The highest bit is the sign."""
     steps = 1 << mantissa
     bias = (1 << (exponent - 1)) - 1
@@ -91,8 +91,8 @@ class _Input(NamedTuple):
 
 
 class Rounding(NamedTuple):
-    """A dtype, and how bits of it are made: `into` rounds float32 into an array of the same shape, and returns how many
-    finite values became infinite."""
+    """A dtype, and the rounding to its bits: `into` rounds float32 into an array of the same shape, and returns how
+    many finite values became infinite."""
 
     dtype: str
     into: Callable[[Array, Array], int]
@@ -343,7 +343,7 @@ def _decoded(codes: str, given: _Input, reach: Sequence[tuple[int, int]], offset
 
 
 def _valued(codes: Array, stands_for: Sequence[float], offset: int) -> Array:
-    """Return what codes stand for, less `offset`, as float32."""
+    """Return the numbers that codes stand for, less `offset`, as float32."""
     np = numpy_module()
     numbers: Array = np.array(stands_for, "f4")[codes] if stands_for else codes.astype("f4")
     numbers -= np.float32(offset)
@@ -365,7 +365,7 @@ def _of_bytes(dtype: str, offset: int) -> Array:
 
 
 def _looked_up(numbers: Array, at: Array) -> Array:
-    """Return those of `numbers` that stand at the indices `at`; valid until the next are looked up."""
+    """Return the `numbers` at the indices `at`; valid until the next call."""
     out = scratch("codes", at.size * numbers.itemsize).view(numbers.dtype).reshape(at.shape)
     result: Array = numpy_module().take(numbers, at, mode="clip", out=out)
     return result
@@ -436,7 +436,7 @@ def _grouped(scale: _Input, place: _Place) -> Array:
 
 
 def _combined(combine: Callable[..., Array], values: Array, factor: Array) -> Array:
-    """Return `values` by factors, of which there is one for each, for all, or for each group of the last dimension."""
+    """Return `values` combined with factors: one for each value, for all, or for each group of the last dimension."""
     product: Array = scratch("product", values.size * 4).view("f4").reshape(values.shape)
     groups = factor.shape[-1] if factor.ndim else 1
     if groups in (1, values.shape[-1] if values.ndim else 1):

@@ -47,8 +47,8 @@ def is_telling(companions: Mapping[str, str], tensors: Mapping[str, LazyTensor])
 
 
 def unread(tensors: Mapping[str, LazyTensor]) -> dict[str, tuple[str, str, str]]:
-    """Return the tensors whose names only parts of weights have that are not read: {name: (the end that tells it, what
-    the weight is, what reads it)}."""
+    """Return the tensors with names of parts of weights that are not supported: {name: (its ending, the kind of the
+    weight, a program that reads it)}."""
     unread_parts = {}
     not_read = dialects.not_read()
     endings = tuple(not_read)
@@ -61,7 +61,7 @@ def unread(tensors: Mapping[str, LazyTensor]) -> dict[str, tuple[str, str, str]]
 
 @functools.cache
 def _endings() -> tuple[tuple[str, str, str], ...]:
-    """Return (ending, what stands in its place in the weight's name, pattern) of all names of parts, longest first."""
+    """Return (ending, the text that replaces it in the weight's name, pattern) of all names of parts, longest first."""
     instead = {"+": "", "=": WEIGHT, "~": ""}
     endings = [(pattern[1:], instead[pattern[0]], pattern) for pattern in dialects.patterns() if pattern != "+"]
     return tuple(sorted(endings, key=lambda ending: -len(ending[0])))

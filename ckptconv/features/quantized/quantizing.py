@@ -203,7 +203,7 @@ def _note(name: str, weights: Collection[str], left: list[str]) -> str:
 
 
 def _loaders(name: str, cut: list[str]) -> str:
-    """Return the sentence on the programs that load what is quantized so. `cut` are the weights that are not quantized,
+    """Return the sentence on the programs that load this quantization. `cut` are the weights that are not quantized,
     but that vLLM joins with quantized ones."""
     loaders = LOADERS.get(name, "")
     if not loaders:
@@ -218,7 +218,8 @@ def _loaders(name: str, cut: list[str]) -> str:
 
 
 def _excluded(chosen: Selected) -> Iterator[str]:
-    """Yield a note on the tensors that --exclude leaves out: other programs call so what they do not quantize."""
+    """Yield a note if --exclude leaves out tensors: in other programs, an option of this name leaves weights
+    unquantized."""
     if count := sum(map(chosen.choice.excludes, chosen.first.known)):
         tensors = f"{count:,} tensor{'s are' if count > 1 else ' is'}"
         yield f"{tensors} not in the output, because of --exclude; --keep leaves weights in it, unquantized."

@@ -66,7 +66,7 @@ Count: TypeAlias = "Callable[[Sequence[_Both]], Sequence[int]]"
 
 
 class Pair(Protocol):
-    """Two tensors of one shape that were compared, and what was found to differ; None if all bytes are equal."""
+    """Two tensors of one shape that were compared, and the differences found; None if all bytes are equal."""
 
     one: LazyTensor
     other: LazyTensor
@@ -77,8 +77,8 @@ class Pair(Protocol):
 
 
 class _Weight(NamedTuple):
-    """A quantized side of a pair: its numbers before they are rounded to a dtype, the scale of each of them, what its
-    codes are, and how many scales it has."""
+    """A quantized side of a pair: its numbers before they are rounded to a dtype, the scale of each of them, the kind
+    of its codes, and the number of its scales."""
 
     numbers: LazyTensor
     factors: LazyTensor
@@ -87,7 +87,7 @@ class _Weight(NamedTuple):
 
 
 def measured(pairs: Mapping[Any, Pair], options: Options, count: Count) -> dict[Any, Steps]:
-    """Return for each of `pairs`, of which one side is quantized, how far they are apart in steps."""
+    """Return the distance of each of `pairs`, one side of which is quantized, in steps."""
     steps: dict[Any, Steps] = {}
     whole: dict[Any, tuple[Pair, str]] = {}
     with Readers(dict(options.storage_options), options.spool_dir) as readers:
@@ -108,9 +108,9 @@ def measured(pairs: Mapping[Any, Pair], options: Options, count: Count) -> dict[
 def through_codes(
     pairs: Mapping[Any, Pair], options: Options, count: Count, is_tolerant: bool
 ) -> tuple[dict[Any, Steps], Quantization | None]:
-    """Return what is found of the pairs of which a side is quantized: of those that differ, and of all together.
-    `count` counts in how many elements further tensors differ. `is_tolerant`: the pairs were compared with a
-    tolerance, so that of those that count as equal some may differ in bits."""
+    """Return the distances of the pairs with a quantized side: of those that differ, and of all together. `count`
+    counts the differing elements of further tensors. `is_tolerant`: the pairs were compared with a tolerance, so that
+    of those that count as equal some may differ in bits."""
     of_codes = {key: pair for key, pair in pairs.items() if is_quantized(pair.one) or is_quantized(pair.other)}
     equal = {key: not (pair.found and pair.found.elements) for key, pair in of_codes.items()}
     unsure = [key for key, is_equal in equal.items() if is_tolerant and is_equal and of_codes[key].found]
@@ -126,7 +126,7 @@ def is_quantized(tensor: LazyTensor) -> bool:
 
 
 def summed(pairs: Mapping[Any, Pair], steps: Mapping[Any, Steps], equal: Mapping[Any, bool]) -> Quantization:
-    """Return what was found of all `pairs`, of which one side is quantized; `equal` says which have equal elements."""
+    """Return the summary of all `pairs`, one side of which is quantized; `equal` says which have equal elements."""
     every = list(steps.values())
     elements = sum(pair.one.numel for pair in pairs.values())
     total = math.fsum(one_steps.mean * pairs[key].one.numel for key, one_steps in steps.items())
@@ -194,12 +194,12 @@ def _weight(tensor: LazyTensor) -> _Weight | None:
 
 
 def _exact(tensor: LazyTensor) -> LazyTensor:
-    """Return a weight before it is rounded to a dtype, if it is made of codes."""
+    """Return a weight before it is rounded to a dtype, if it is computed from codes."""
     return _rebuilt(tensor, _numbers_of) or tensor
 
 
 def _codes_of(tiled: Tiled) -> str:
-    """Return what codes are: a dtype of 8 bits, "e2m1", "int"; "" for those that stand in a table."""
+    """Return the kind of codes: a dtype of 8 bits, "e2m1", "int"; "" for indices into a table."""
     kernel = tiled.kernel
     assert isinstance(kernel, Dequantize)
     if kernel.codes.startswith("table"):
@@ -288,7 +288,7 @@ def _read(worker: Worker, tensor: LazyTensor, run: Run) -> Array:
 
 
 def index(codes: str, numbers: Array) -> Array:
-    """Return how many steps numbers are from 0, with what lies between two codes divided evenly."""
+    """Return the number of steps from 0 to each number; between two codes, steps are divided evenly."""
     if codes not in _FLOATS:
         return numbers
     np = numpy_module()

@@ -26,8 +26,8 @@ def survey(
     storage_options: Mapping[str, Any],
     warnings: list[str],
 ) -> QuantizedSummary | None:
-    """Return what is quantized of the tensors `kept`, which `which` choose; add why that cannot be told to
-    `warnings`."""
+    """Return the quantized weights among the tensors `kept`, which `which` choose; add a reason to `warnings` if they
+    cannot be recognized."""
     if source.quantized or not parts_among(kept):
         return None
     from ckptconv.features.quantized.weights import surveyed

@@ -98,7 +98,7 @@ def _fp8(config: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
 
 
 def _of_groups(kind: str, bits: int, called: str, *formats: str) -> Callable[[Configuration, str], Any]:
-    """Return what compressed-tensors' groups of weights of one kind say."""
+    """Return the `Format.sizes` of weights of one kind in compressed-tensors' groups."""
 
     def sizes(config: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
         for group in config.groups:
@@ -164,7 +164,7 @@ def _gptq(config: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
 
 
 def _torchao(called: str, *classes: str) -> Callable[[Configuration, str], Any]:
-    """Return what torchao's metadata says of tensors of these classes."""
+    """Return the `Format.sizes` of torchao's tensors of these classes."""
 
     def sizes(config: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
         layer = config.layer(name) if config.method == "torchao" else None
@@ -182,7 +182,7 @@ def _bitsandbytes(config: Configuration, name: str) -> Iterator[tuple[str, Sizes
 
 
 def always(config: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
-    """Yield an empty meaning: shapes tell all there is to know of scales that are quantized."""
+    """Yield an empty meaning: shapes determine scales that are quantized."""
     yield "", {}
 
 
@@ -437,7 +437,7 @@ _MXFP4_WORDS = {"strategy": "group", "group_size": 32, "scale_dtype": "torch.uin
 
 
 def _compressed(format_: str, weights: Mapping[str, Any], **more: Any) -> Mapping[str, Any]:
-    """Return what compressed-tensors says of all linear layers."""
+    """Return the configuration of compressed-tensors for all linear layers."""
     group = {"targets": ["Linear"], "format": format_, "weights": weights, **more}
     return {
         "quant_method": "compressed-tensors",

@@ -163,7 +163,7 @@ class _Weights:
 def _in_parts(
     items: Mapping[Any, Any], metadata: Mapping[str, str]
 ) -> tuple[Mapping[Any, Any], dict[str, Mapping[str, Any]]]:
-    """Return `items` with torchao's tensors in their parts, and {module: what torchao says of its weight}."""
+    """Return `items` with torchao's tensors in their parts, and {module: torchao's words for its weight}."""
     parts_by_name: dict[Any, Any] = {}
     described = parted.read(metadata, [name for name in items if type(name) is str])
     for name, value in items.items():
@@ -183,7 +183,7 @@ def _in_parts(
 
 
 def _layers(described: Mapping[str, parted.PartedTensor]) -> dict[str, Mapping[str, Any]]:
-    """Return {module: what torchao says of its weight}."""
+    """Return {module: torchao's words for its weight}."""
     layers: dict[str, Mapping[str, Any]] = {}
     for name, part in described.items():
         entry = strict_json.parse(part.text)

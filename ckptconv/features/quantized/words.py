@@ -47,7 +47,8 @@ EVERYWHERE = idle(
 
 
 def quark_export(*packings: str) -> Words:
-    """Return what AMD Quark says of its own export, whatever method it names: the ways to pack integers."""
+    """Return the keys and values that AMD Quark writes about its export, whatever the method: the ways to pack
+    integers."""
     return {
         **idle("kv_cache_group min_kv_scale weight_merge_groups"),
         "pack_method": frozenset(packings),

@@ -73,7 +73,7 @@ class ChangedError(OSError):
 
 
 class RefusedError(OSError):
-    """A store refuses, and will again. The message says why, `hint` what a user may do."""
+    """A store refuses, and will again. The message gives the reason, `hint` the advice."""
 
     def __init__(self, why: str, hint: str = "") -> None:
         super().__init__(why)

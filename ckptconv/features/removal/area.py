@@ -40,7 +40,7 @@ ADVICE = "Move what you want to keep of it to where it belongs, and remove the r
 
 
 def hidden_name(part: int) -> str:
-    """Return the name in the area of one of the entries that leave together, or of what is to be there instead."""
+    """Return the name in the area of one of the entries that leave together, or of their replacement."""
     return f"step-{part}"
 
 
@@ -79,8 +79,8 @@ class Area:
         return self.inside.path
 
     def begin(self, change: Change) -> None:
-        """Write a change of which nothing is done to the journal. It is on the disk when this returns. Raise
-        UnsafeError if something has one of its hidden names."""
+        """Write a change that has not begun to the journal. It is on the disk when this returns. Raise UnsafeError if
+        something has one of its hidden names."""
         for hidden in change.moves.values():
             if self.inside.has(hidden):
                 raise UnsafeError(f"No journal says what {self.path}/{hidden} is. Nothing was moved.", ADVICE)
@@ -131,7 +131,7 @@ class Area:
         self.home.sync()
 
     def give_back(self, moves: Mapping[str, str]) -> None:
-        """Give what was taken its names again. Raise UnsafeError if something else has one by now: then what had it
+        """Give moved entries their names again. Raise UnsafeError if something else has one by now: then its owner
         stays in here."""
         for name, hidden in moves.items():
             if self.inside.has(hidden):
@@ -162,8 +162,8 @@ class Area:
             raise
 
     def finish_swap(self, name: str, hidden: str) -> None:
-        """Finish an exchange that was cut short where the system has none: give `name` what it is to be. Raise
-        UnsafeError if something else has that name by now."""
+        """Finish an exchange that was cut short where the system has none: give `name` the new entry. Raise UnsafeError
+        if something else has that name by now."""
         old = f"{hidden}.old"
         if not self.inside.has(old):
             return
@@ -245,8 +245,8 @@ def check(home: Handle, name: str, mark: str) -> None:
 
 
 def warnings(path: str) -> Iterator[str]:
-    """Yield what is to be said of the area in the directory at `path`, if there is one: that no journal tells what is
-    in it, as where an older release left it, or that something is under way."""
+    """Yield warnings about the area in the directory at `path`, if there is one: that no journal describes its
+    contents, as where an older release left it, or that a change is under way."""
     area = os.path.join(path, AREA)
     if not os.path.lexists(area):
         return

@@ -74,8 +74,8 @@ def _walk(place: Handle, name: str, prefix: str, device: int, entries: dict[str,
 
 
 def mark_of(entries: Mapping[str, os.stat_result]) -> str:
-    """Return what tells an entry from any other, and from itself with other contents: who it is on the disk, and the
-    sizes and times of all files in it."""
+    """Return the mark that tells an entry from any other, and from itself with other contents: its identity on the
+    disk, and the sizes and times of all files in it."""
     top = next(iter(entries))
     lines = [
         f"{path[len(top) :]} {_identity(entry)} {(entry.st_size, entry.st_mtime_ns) if _is_file(entry) else 0}\n"

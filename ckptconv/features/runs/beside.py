@@ -29,8 +29,8 @@ _HOLDING = (*SUFFIXES, ".distcp", INDEX, ".pkl")
 
 
 class Beside(NamedTuple):
-    """An entry beside the steps of a run that is no step, and why; `like` is the step that has its number too, "" for
-    an output of this program."""
+    """An entry next to the steps of a run that is no step, and the reason; `like` is the step with the same number, ""
+    for an output of this program."""
 
     step: Step
     why: str
@@ -38,12 +38,12 @@ class Beside(NamedTuple):
 
 
 def listed(beside: Mapping[str, str]) -> str:
-    """Return what is beside the steps in a line: each name, with the reason."""
+    """Return the entries next to the steps in a line: each name, with the reason."""
     return some([f"{name} ({why})" for name, why in beside.items()], _MOST_NAMES, str)
 
 
 def divided(steps: Sequence[Step]) -> tuple[list[Step], list[Beside]]:
-    """Divide what has the number of a step into steps, and what is beside them."""
+    """Divide entries with the number of a step into steps, and other entries."""
     numbered = [step for step in steps if step.number is not None and not step.is_named_unfinished]
     ours = {step.name: is_ours(step) for step in _related(numbered)}
     outputs = [step for step in numbered if ours.get(step.name) and _is_output(step, numbered, ours)]
@@ -133,8 +133,8 @@ def _by_number(steps: Iterable[Step]) -> dict[int | None, list[Step]]:
 
 
 def _related(steps: Sequence[Step]) -> list[Step]:
-    """Return the steps of which names alone do not tell that they are no outputs: another has the number of one, or a
-    name of which it is a variant."""
+    """Return the steps that may be outputs by their names: another step has the number of one, or a name of which its
+    name is a variant."""
     numbers = Counter(step.number for step in steps)
     names = {_shape(step.name): step.name for step in steps}
     variants = {

@@ -51,7 +51,7 @@ def _last_named(run: Run) -> tuple[str, Step] | None:
 
 
 def _against(step: Step, names: set[str], usual: Sequence[str], last: tuple[str, Step] | None) -> Iterator[str]:
-    """Yield what says that a step was not finished."""
+    """Yield the reasons to believe that a step was not finished."""
     if step.is_named_unfinished:
         yield "its name is that of a step that is being written"
     if not step.is_made_here:

@@ -1,4 +1,4 @@
-"""Names of steps: the number that one tells, the run, and whether it says that the step is being written. Pure."""
+"""Names of steps: the number in a name, the run, and whether the name shows that the step is being written. Pure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SUFFIXES = (*TORCH, SUFFIX)
 
 
 def number_of(name: str) -> int | None:
-    """Return the number of a step that a name tells; None if it tells none.
+    """Return the number of a step in a name; None if it has none.
 
     >>> [number_of(name) for name in ("epoch=3-step=100.ckpt", "global_step20", "0300", "llama-7b", "2.orbax-tmp-7")]
     [100, 20, 300, None, 2]
@@ -73,7 +73,7 @@ def is_padded(name: str) -> bool:
 
 
 def series_of(name: str) -> str:
-    """Return what the names of all steps of a run have in common, with * in the place of what differs.
+    """Return the common part of the names of all steps of a run, with * for the parts that differ.
 
     >>> [series_of(name) for name in ("vit_epoch_3.pt", "epoch=3-val_loss=0.25.ckpt", "run_a-step-100", "0300")]
     ['vit_epoch_*', 'epoch=*-val_loss=*', 'run_a-step-*', '*']
@@ -107,7 +107,7 @@ def is_beside_weights(path: str) -> bool:
 
 
 def stem(name: str) -> str:
-    """Return a name without the suffix of a checkpoint, and what may stand behind that while it is written."""
+    """Return a name without the suffix of a checkpoint, and without endings that it may have while it is written."""
     match = _of_file().fullmatch(name)
     return match[1] if match else name
 

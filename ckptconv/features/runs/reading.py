@@ -68,8 +68,8 @@ def read(
 
 
 def checked(step: Step, sources: Sequence[Source], progress: Progress | None) -> tuple[int, str]:
-    """Read a step and its checkpoints. Return how many digests and checksums were compared, and what the first says
-    that is wrong."""
+    """Read a step and its checkpoints. Return the number of digests and checksums compared, and the first error that
+    one shows."""
     count = 0
     try:
         for stated in _stated(step, sources):
@@ -115,7 +115,7 @@ def _check(stated: _Stated) -> None:
 
 
 def _storages(source: Source, run: Location, progress: Progress | None) -> int:
-    """Compare the storages of all tensors with their checksums. Return how many there are."""
+    """Compare the storages of all tensors with their checksums. Return the number of storages."""
     parts: list[Data] = []
     at = 0
     for tensor in tensors_in(source.weights, source.optimizer):

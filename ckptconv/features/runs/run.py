@@ -219,8 +219,8 @@ class _Contents:
         self.unlisted = ""
 
     def add(self, place: Location, path: str, deepest: int) -> None:
-        """Add what is in and below the directory `place`, whose path in the run is `path`. Links to directories are not
-        followed."""
+        """Add the entries in and below the directory `place`, whose path in the run is `path`. Links to directories are
+        not followed."""
         names, why = listed(place)
         self.unlisted = self.unlisted or why
         for name, entry in names.items():

@@ -1,4 +1,4 @@
-"""A step of a run: its files, and what they tell without being opened."""
+"""A step of a run: its files, and the facts that their names and sizes show."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Step(NamedTuple):
         return self.home.join(self.name).path
 
     def at(self, path: str) -> Location:
-        """Return the location of one of its files, of which is known what it is."""
+        """Return the location of one of its files, with its known entry."""
         return known(self.home.at(self.files[path].file), self.files[path])
 
     @property

@@ -1,4 +1,4 @@
-"""Bounds on what is read of a file, and on members of archives that are too long to hold, or too short to matter."""
+"""Bounds on the bytes read of a file, and on members of archives that are too long to hold, or too short to matter."""
 
 from __future__ import annotations
 

@@ -341,7 +341,7 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True  # the client closed it
 
     def _told(self, error: CkptconvError) -> str:
-        """Tell an error where the server runs, too. Return its text."""
+        """Print an error where the server runs, too. Return its text."""
         # The files that are served are those of the source as it was opened.
         text = str(error).replace(WRITTEN, "Start the server again when no program writes to it.")
         self.server.warn(text)

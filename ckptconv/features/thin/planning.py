@@ -71,7 +71,7 @@ class Thinning(NamedTuple):
 def planned(
     path: str, options: Mapping[str, Any], stores: Mapping[str, Any], inert: bool, progress: Counting | None = None
 ) -> Thinning:
-    """Return what `options`, those of `thin`, make of the steps of the run at `path`. Raise UsageError if they keep
+    """Return the plan of `options`, those of `thin`, for the steps of the run at `path`. Raise UsageError if they keep
     nothing."""
     run = run_at(Location(normalize(path), dict(stores)))
     every = judged(run, inert=inert, each=True)
@@ -275,7 +275,7 @@ def _reasons(
 
 
 def made_of(step: Step) -> tuple[str, ...] | None:
-    """Return the local directories outside of a step that virtual checkpoints in it are made of; None if that is not
+    """Return the local directories outside of a step from which virtual checkpoints in it read; None if that is not
     known."""
     own = f"{os.path.realpath(step.path)}/"
     roots = roots_of(map(step.at, step.files))
@@ -299,7 +299,8 @@ def roots_of(files: Iterable[Location]) -> tuple[str, ...] | None:
 
 
 def _strange(run: Run, step: Step) -> Iterator[str]:
-    """Yield what else than the files of one step, on the disk of the run, is in a step."""
+    """Yield the reasons not to touch a step: entries in it, on the disk of the run, other than the files of one
+    step."""
     directories = {path.rpartition("/")[0] for path in step.files}
     inner = {name for path in directories for name in path.split("/")[1:]}
     if any(name.startswith(".") for name in inner) or sum(number_of(name) is not None for name in inner) > 1:

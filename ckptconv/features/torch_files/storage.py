@@ -326,7 +326,7 @@ def _zeros(start: int, stop: int, limit: int) -> Iterator[Move]:
 
 
 def _uncovered(covered: Sequence[tuple[int, int]], start: int, stop: int) -> list[tuple[int, int]]:
-    """Return the parts of an interval that lie in none of `covered`, which is sorted and without overlaps."""
+    """Return the parts of an interval that are in none of `covered`, which is sorted and without overlaps."""
     index = max(bisect.bisect_right(covered, (start, math.inf)) - 1, 0)
     gaps = []
     while index < len(covered) and covered[index][0] < stop:

@@ -51,7 +51,7 @@ def _algorithms(algorithms: Any) -> OrNull:
 
 
 def words(config: Mapping[str, Any]) -> Words:
-    """Return what a configuration may say."""
+    """Return the allowed keys and values of a configuration."""
     return {
         **EVERYWHERE,
         **idle("exclude quant_mode kv_cache_post_rope kv_cache_quant_config softmax_quant_spec"),

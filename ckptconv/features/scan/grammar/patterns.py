@@ -330,7 +330,7 @@ def is_class(name: Global) -> bool:
 
 
 class Notation:
-    """Makes patterns from expressions. `aliases` maps names to the expressions for which they stand."""
+    """Makes patterns from expressions. `aliases` maps names to their expressions."""
 
     def __init__(self, aliases: Mapping[str, str]) -> None:
         self._aliases = aliases
