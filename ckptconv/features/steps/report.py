@@ -30,17 +30,16 @@ class StepSummary:
     has changed either, and with --stats, nothing is NaN."""
 
     whole: bool | None
-    """Whether the bytes of every tensor are there, by its geometry; null if nothing that is read knows its format."""
+    """Whether the bytes of every tensor are there, by the step's geometry; null if its format is not supported."""
 
     why: str
-    """Whether the bytes of every tensor are there, by the step's geometry; null if no supported reader knows its
-    format."""
-
-    marked: bool | None
     """The reason why the step is not whole, or was not read; empty if it is whole."""
 
-    marks: str
+    marked: bool | None
     """Whether the step's markers say that it is complete; null if it has none."""
+
+    marks: str
+    """The markers that say so, or the reason to believe that it is not complete."""
 
     files: int
     """Number of files of the step."""
