@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from ckptconv.formats.source import Source, Wanted
     from ckptconv.storage.location import Location
 
-# How sure a format is. CERTAIN: no other format is asked. LIKELY: it reads this path, unless another of ours is
+# The degrees of certainty. CERTAIN: no other format is asked. LIKELY: it reads this path, unless another of ours is
 # certain. POSSIBLE: it reads this path, unless any other does.
 CERTAIN, LIKELY, POSSIBLE = 3, 2, 1
 # Bytes of the beginning of a file that formats look at.

@@ -128,9 +128,9 @@ LONE: tuple[Lone, ...] = (
 # The feature that finds formats of other packages, which are asked last. `entries` in its folder has `installed`, which
 # yields them, `named`, the one of a family, and `suspects`: in words, those that may have caused a failure.
 PLUGINS = "plugins"
-# What knows files of other programs, which are not read: the module. There, `check_file`, `check_archive`,
-# `check_directory` and `check_below` raise the error that says what such a path is; `is_sign` tells by a name whether
-# its directory is one.
+# The module that recognizes files of other programs, which are not read. There, `check_file`, `check_archive`,
+# `check_directory` and `check_below` raise an error that describes such a path; `is_sign` tells by a name whether its
+# directory is one.
 FOREIGN: tuple[str, ...] = (
     "ckptconv.features.foreign.known",
 )  # fmt: skip
@@ -153,9 +153,9 @@ JOINING: tuple[str, ...] = (
 BY_RANK = "deepspeed"
 
 
-# What outputs are made of beside weights: what they hold, and the module. There, `needs_states` tells whether options
+# The modules for outputs that hold more than weights, by their contents. There, `needs_states` tells whether options
 # ask for the optimizer's states of the checkpoint at a path, and `fitted` returns a source, which was opened as that
-# path, with all that is needed.
+# path, with all contents that are needed.
 MADE_OF: dict[str, str] = {
     "dcp": "ckptconv.features.dcp_output.taking",
     "megatron": "ckptconv.features.megatron_output.taking",
@@ -198,10 +198,10 @@ FILES_OF_MODELS: dict[str, str] = {
     "": "ckptconv.features.companions.directory",
     ".json": "ckptconv.features.diffusers.files",
 }
-# What copies companions: the step, and the module. There, for the "source" of an output of weights, `accompanied`
-# returns it with its companions, and its target; for a "plan", `planned` returns the plans of these files, with further
-# notices, and `configuration` that of the output; to "verify", `with_copied` returns a source with those that an output
-# has, and `compared` yields them and their originals.
+# The modules that copy companions, by step. There, for the "source" of an output of weights, `accompanied` returns it
+# with its companions, and its target; for a "plan", `planned` returns the plans of these files, with further notices,
+# and `configuration` that of the output; to "verify", `with_copied` returns a source with those that an output has, and
+# `compared` yields them and their originals.
 COPYING: dict[str, str] = {
     "source": "ckptconv.features.companions.deciding",
     "plan": "ckptconv.features.companions.contents",

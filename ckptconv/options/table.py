@@ -55,7 +55,7 @@ class Options(Given):
     max_shard_size="5GB", max_shard_size=5_000_000_000. Raise UsageError for an unknown name or an invalid value.
     """
 
-    # Which tensors to convert, and how.
+    # The choice of tensors, and their conversion.
     max_shard_size: int | None = deciding(
         SIZE,
         "Split the output into files with at most SIZE of tensors, such as 5GB or 2GiB.",
@@ -409,5 +409,5 @@ COMBINING = named_in(
     f"part manifest digest attest depfile dry_run {_REACHED}",
     {**OPTIONS, "to": TO_CHECKPOINT},
 )
-# Which tensors to convert, and how.
+# The choice of tensors, and their conversion.
 TENSORS = tuple(named_in(f"{_OF_TENSORS} {_PART}").values())

@@ -488,7 +488,7 @@ def of_part(target: Target, source: Source, options: Options) -> Target:
     if not source.folder:
         return target
     path = join(target.path, source.folder)
-    # What is there already is looked at like any output.
+    # A file that exists there is checked like that of any output.
     return target._replace(path=resolve_output(path, options).path)
 
 

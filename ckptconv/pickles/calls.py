@@ -70,7 +70,7 @@ class Calls:
         self.builders: Mapping[tuple[str, str], Builder] = vocabulary.builders
         self.enums = vocabulary.enums
         self.persistent = vocabulary.persistent or self._opaque_persistent
-        # How many more containers and objects may be made. An empty one is a byte or two, and takes hundreds in memory.
+        # The number of further containers and objects. An empty one is a byte or two, and takes hundreds in memory.
         self.room = limits.objects + size // 4
         self.stack: list[Any] = []
         # Picklers number entries in order, so a list holds them. An entry with an index beyond the end of the list goes

@@ -5,11 +5,11 @@ from __future__ import annotations
 from ckptconv.options.table import named_in
 
 LOADING = named_in("key dtype dequantize tag raw alone master unstack storage_options")
-# What to do instead of options of `convert` that it lacks.
+# Advice on options of `convert` that it lacks.
 INSTEAD = {
     "strip_prefix rename": "In Python: {key.removeprefix('module.'): tensor for key, tensor in state.items()}.",
     "include exclude": "ckptconv.open reads some: ck.get_tensors(name for name in ck if name.endswith('.bias')).",
     "inert": "ckptconv.open(PATH, inert=True) reads the tensors of such files too.",
 }
-# What the type of the keywords has, and its docstring.
+# The options of the type of the keywords, and its docstring.
 KEYWORDS = LOADING, "Options of `load_state_dict`."

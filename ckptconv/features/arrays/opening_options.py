@@ -8,12 +8,12 @@ from ckptconv.options.table import OF_OPENING, OPENING, OPTIONS, named_in
 VIEWING = {name: option for name, option in OPENING.items() if name != "states"} | named_in(
     "with_states partial fill", {**OPTIONS, **OF_OPENING}
 )
-# What to do instead of options of `convert` that it lacks.
+# Advice on options of `convert` that it lacks.
 INSTEAD = {
     "strip_prefix rename": "Rename in Python: {name.removeprefix('module.'): ck.get_tensor(name) for name in ck}.",
     "include exclude": "Choose in Python: ck.get_tensors(name for name in ck if name.endswith('.bias')).",
     "dtype": "Cast a tensor in Python: ck[name].to('bf16'). load_state_dict has dtype.",
     "exclude_frozen_parameters": "Did you mean exclude_frozen?",
 }
-# What the type of the keywords has, and its docstring.
+# The options of the type of the keywords, and its docstring.
 KEYWORDS = VIEWING, "Options of `open`."

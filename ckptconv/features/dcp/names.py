@@ -10,7 +10,7 @@ METADATA = ".metadata"
 SUFFIX = ".distcp"
 # Megatron-core's manifest with the SHA-256 of the files.
 INTEGRITY = "integrity.json"
-# What is there when a step is complete.
+# Names in a complete step.
 MARKERS = (METADATA, INTEGRITY)
 RANK = r"__(\d{1,9})\.metadata"
 # torch's names of the files of a rank.

@@ -48,7 +48,7 @@ class Cutting(Given):
 
 
 GIVEN = Cutting
-# What people call it, as options.
+# Other words for it, as options.
 OTHER_OPTIONS = {
     "--target-ckpt-format --ckpt-format --dist-ckpt-format": (
         "Use --to megatron for torch_dist, or --to megatron-fsdp for fsdp_dtensor."

@@ -44,7 +44,7 @@ _KINDS = {
     "expert_optim": r"expp_rank_(?P<ep>\d+)_mp_rank_(?P<mp>\d+)_optim_states\.pt",
 }
 _FIELDS = {"optim": "optim", "model": "model", "expert": "experts", "layer": "layers", "expert_optim": "expert_optims"}
-# How a message calls a file's numbers if two files have the same.
+# The words for a file's numbers in a message if two files have the same.
 _RANKS = {
     "optim": "data-parallel rank {dp} of model-parallel rank {mp}",
     "model": "data-parallel rank {dp} of model-parallel rank {mp}",

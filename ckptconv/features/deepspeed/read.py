@@ -355,7 +355,7 @@ def _agree(optims: list[OptimFile], model: ModelFile, reading: Reading) -> list[
     return optims
 
 
-# What the files of all ranks of one save agree on.
+# The facts on which the files of all ranks of one save agree.
 _OF_OPTIMS: dict[str, Callable[[OptimFile], Any]] = {
     "ZeRO stage": lambda optim: optim.stage,
     "number of groups": lambda optim: len(optim.masters),

@@ -36,7 +36,7 @@ CHECKSUMS = ("adler32", "xxh3-128", "blake3")
 ZSTD = "zstd"
 # The most bytes of a tensor whose changes, and their positions, a u4 can count.
 MOST_OVERWRITTEN = (1 << 32) - 1
-# How a difference that `average --minus` wrote is added, if a directory is taken for a delta.
+# Advice on a difference that `average --minus` wrote, if its directory is taken for a delta.
 _ADDED = " A plain difference is added by `ckptconv average BASE DIFFERENCE --minus BASE OUTPUT --weights 2,1`."
 ORDER = "BASE comes before the deltas: ckptconv patch BASE DELTA... OUTPUT. "
 _VERSION = re.compile(r"\d{1,18}")

@@ -20,7 +20,7 @@ from ckptconv.storage.paths import is_remote, normalize
 from ckptconv.storage.reading import Reader
 from ckptconv.tensors.moves import File
 
-# How to escape characters that are special to make. "=" would make the rule an assignment, "&" a grouped target. ";"
+# The escapes of characters that are special to make. "=" would make the rule an assignment, "&" a grouped target. ";"
 # begins a recipe, even after a backslash. As the result of a function they are plain: make expands it too late for
 # that.
 _ESCAPED = {

@@ -43,7 +43,7 @@ STATUSES = (ONLY_A, ONLY_B, SHAPE, DTYPE, CHANGED, EQUAL) = ("only_a", "only_b",
 THROUGH_CODES: dict[str, str] = {
     "quantized": "ckptconv.features.quantized.steps",
 }
-# What shows a difference as lines of text, which imports this module.
+# The module that shows a difference as lines of text. It imports this module.
 SHOWING = "ckptconv.features.diff.showing"
 # The prefix of the names of optimizer states.
 _STATES = "optimizer."

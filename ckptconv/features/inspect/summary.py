@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 # The number of largest tensors that are named.
 LARGEST = 10
-# How a note or warning begins on what is beside that which was read.
+# The beginning of a note or warning on files that were not read.
 NOT_READ = "Not read: "
 # The most values, the most characters of each and of each key, the most elements of a list, and the longest name below
 # which values are searched.

@@ -74,7 +74,7 @@ class UnlikeReference(TypedDict):
 
 # Of a failure, what its difference is, and the schema of what else that has.
 DIFFERENCES = {UnlikeReference: ""}
-# What the type of a field does not say.
+# Constraints that the type of a field does not show.
 MORE: dict[tuple[type, str], Any] = {
     (LikeReport, "casts"): {"type": "object", "additionalProperties": {"type": "integer", "minimum": 1}},
     (Report, "like"): LikeReport | None,

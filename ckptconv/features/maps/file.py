@@ -25,7 +25,7 @@ _FORM = (
     "A map is a file of rules in TOML, each of them [[rule]] and a line for each side, such as old = 'a.weight' and "
     "new = 'b.weight'. To rename without a map: --rename 'REGEX=REPL'."
 )
-# How a map keeps names without a rule for each.
+# Advice on keeping names without a rule for each.
 KEEPING = "[keep], and below it old = ['layers.*'], keeps names as they are; [drop] leaves tensors out."
 _TABLES = ("rule", "sizes", "keep", "drop")
 # Texts for people: the source and the purpose of a map; a note on a rule.

@@ -174,7 +174,7 @@ def scaling_arguments(rope: Any, *, is_latent: bool) -> dict[str, Any] | None:
     if not is_latent:
         args = {SCALES: True, FACTOR: stated.get("factor")}
         return args if stated == _llama3(args) else None
-    # What transformers takes for numbers that are not there. It heeds mscale with mscale_all_dim only.
+    # The defaults of transformers for missing numbers. It heeds mscale with mscale_all_dim only.
     unscaled = {} if stated.get("mscale_all_dim") else {"mscale": 1.0, "mscale_all_dim": 0.0}
     stated = {**_USUAL, _ORIGINAL: None, **unscaled, **stated}
     args = {_ROPE_TYPE: _YARN, **{name: stated.get(key) for name, key in _OF_YARN.items()}}

@@ -21,7 +21,7 @@ class _Merging:
     )
 
 
-# How an adapter is given a weight, for who looks for an option.
+# Advice on the weight of an adapter, for users who look for an option.
 SCALING = "An adapter is scaled as its adapter_config.json says: multiply lora_alpha there by the weight."
 MERGING = {**options_in(_Merging), **COMBINING}
 # The name of the keywords' type, and its docstring.

@@ -143,7 +143,7 @@ class _Editor(Editor):
         for period, offset in PERIODS.items():
             if key in (period, offset) and not facts.is_beginning:
                 return self._of_period(where, (scope.get(period), scope.get(offset, 0)), scope)[key == offset]
-        # What it means is not known; one of the last layers depends on how many there are.
+        # The meaning of a rule is not known here; one of the last layers depends on the number of layers.
         if _RULE.search(key) and value and (not facts.is_beginning or "last" in key):
             return self._listed(where, value, scope, lists)
         if _WINDOW.fullmatch(key) and value and not facts.is_beginning and not self._has_kinds(scope):

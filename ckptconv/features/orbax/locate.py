@@ -20,7 +20,7 @@ from ckptconv.text import some
 FAMILY = "orbax"
 _GUESS = Guess(CERTAIN, "a checkpoint of Orbax", "convert {} OUTPUT")
 _CHECKPOINT, _COMMITTED, _TIME = "_CHECKPOINT_METADATA", "commit_success.txt", "commit_timestamp_nsecs"
-# What is there when a step is complete.
+# Names in a complete step.
 MARKERS = (_COMMITTED,)
 _MARKS = (tree.NAME, database.NAME)
 _UNFINISHED, _OF_PROCESS = ".orbax-checkpoint-tmp", "ocdbt.process_"

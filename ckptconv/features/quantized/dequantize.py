@@ -220,7 +220,7 @@ def fits(kernel: Dequantize, parts: Sequence[GivenPart], dims: int) -> bool:
         return False
     if kernel.between not in ("float32", "bfloat16", "float16") or (kernel.codes[:5] == "table") != ("table" in given):
         return False
-    # What is looked up is a number, not a code that others are subtracted from.
+    # Looked-up values are numbers, not codes that others are subtracted from.
     if kernel.codes in _NUMBERS and (kernel.offset or "zero" in given):
         return False
     indexed = [axis.dim for axis in given["index"].axes] if "index" in given else []

@@ -10,7 +10,7 @@ from ckptconv.features.quantized import dialects
 from ckptconv.features.quantized.table import Format
 from ckptconv.tensors.lazy import LazyTensor
 
-# How the names of weights end, and torchao's of codes.
+# The endings of the names of weights, and of torchao's codes.
 WEIGHT, _TORCHAO = ".weight", "~_qdata"
 
 
@@ -84,7 +84,7 @@ def groups_of(tensors: Mapping[str, LazyTensor]) -> dict[str, dict[str, str]]:
                     continue
                 base = module + dot + own[1:]
             groups[base][pattern] = name
-    # What torchao names is nothing else.
+    # A part that torchao names is nothing else.
     torchao = {
         part: name for name, companions in groups.items() if _TORCHAO in companions for part in companions.values()
     }

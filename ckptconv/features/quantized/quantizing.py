@@ -102,7 +102,7 @@ def _quantized(chosen: Selected, source: Source, options: Options, reference: Se
             left.append(tensor_name)
             unfit += [f"{tensor_name} ({why})"] if why and not kept and not _LEFT.search(tensor_name) else []
             continue
-        # What was computed is taken as it is before it is rounded.
+        # A computed weight is quantized from its numbers before they are rounded.
         exactly = casting.unrounded(untagged(tensor))
         weights[tensor_name] = casting.cast(tensor, _F32) if exactly.dtype.itemsize > 4 else exactly
     for tensor_name, tensor in chosen.tensors.items():

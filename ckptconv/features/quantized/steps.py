@@ -48,10 +48,10 @@ _FLOATS = {
     "e3m2": (2, -2, 4),
     "quarters": (2, 0, 0),
 }
-# What the largest number of a block may become, by codes, or the best of these; and whether scales are powers of two.
-# llm-compressor's is half a step beyond the largest code of int4. Just less than a power
-# of two: the exponent of the scale is that of the largest number less the largest of the codes (OCP Microscaling
-# Formats 1.0, section 6.3), and what is beyond the largest code becomes that; just less than 7 is compressed-tensors'.
+# The values that the largest number of a block may become, by codes, or the best of these; and whether scales are
+# powers of two. llm-compressor's is half a step beyond the largest code of int4. Just less than a power of two: the
+# exponent of the scale is that of the largest number less the largest of the codes (OCP Microscaling Formats 1.0,
+# section 6.3), and what is beyond the largest code becomes that; just less than 7 is compressed-tensors'.
 _RULES: Mapping[str, Sequence[tuple[tuple[float, ...], bool]]] = {
     "float8_e4m3fn": (((448.0,), False), ((448.0,), True), ((512 - 2.0**-15,), True)),
     "e2m1": (((8 - 2.0**-21,), True), ((6.0,), True), ((7 - 2.0**-21,), True)),

@@ -361,7 +361,7 @@ FORMATS: tuple[Format, ...] = (
         _comfy_int8,
     ),
 )
-# What is beside quantized weights and is for activations and caches only: it goes with them.
+# Tensors next to quantized weights that are for activations and caches only: they go with the codes.
 OF_ACTIVATIONS = frozenset(
     """
     input_scale input_scale_2 input_scale_inv input_scale_ub input_global_scale input_zero_point activation_scale
@@ -371,7 +371,7 @@ OF_ACTIVATIONS = frozenset(
 )
 # ComfyUI's tensor beside a quantized weight, which says how that is quantized.
 MARK = "comfy_quant"
-# What a module with a quantized weight may have beside that, and is the model's own; and how adapters begin.
+# The model's own tensors in a module with a quantized weight; and the beginnings of adapters' names.
 OF_MODULES = frozenset(("bias", "e_score_correction_bias"))
 OF_ADAPTERS = ("lora_", "modules_to_save", "original_module")
 # Beside a quantized parameter that is not called "weight", such as stacked experts: other parameters of a module, each
@@ -455,8 +455,8 @@ LOADERS = {
     "int4-g32": "transformers with compressed-tensors, vLLM",
 }
 
-# What transformers' `FineGrainedFP8Config`, vLLM's and SGLang's `fp8.py`, compressed-tensors' `QuantizationConfig` and
-# Model Optimizer's readers read.
+# Sources: the readers of transformers' `FineGrainedFP8Config`, vLLM's and SGLang's `fp8.py`, compressed-tensors'
+# `QuantizationConfig`, and Model Optimizer.
 WAYS: Mapping[str, Way] = {
     "fp8-block": Way(_BLOCK_FP8, "float8_e4m3fn", "float32", "float32", _OF_128, (448.0,), False, _FINE_FP8),
     "fp8-block-ue8m0": Way(

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from ckptconv.storage import strict_json
 
-# What the bytes of a part tell: sizes by name.
+# Returns the sizes, by name, that the bytes of a part state.
 Telling: TypeAlias = "Callable[[bytes], Mapping[str, Any]]"
 _SIDE = range(1, 1 << 31)
 _STATE = {

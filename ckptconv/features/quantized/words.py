@@ -184,7 +184,7 @@ DIALECTS: Mapping[str, Words] = {
     "comfy": {**idle("quant_method format_version"), "layers?": {str: COMFY_LAYER}},
     "torchao": {
         **EVERYWHERE,
-        # What was asked for; what tensors are is in the metadata beside them.
+        # The options that were given; the metadata next to tensors describe these.
         **idle(
             "quant_type quant_type_kwargs include_embedding include_input_output_embeddings untie_embedding_weights"
         ),

@@ -14,7 +14,7 @@ from ckptconv.text import some
 
 FAMILY = model_files.TORCH
 GUESS = Guess(CERTAIN, "a checkpoint with one file per rank", "pt2safetensors {}")
-# What verl writes last: the place in its data.
+# The file that verl writes last: the place in its data.
 MARKERS = ("data.pt",)
 
 

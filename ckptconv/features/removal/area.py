@@ -28,14 +28,14 @@ AREA, JOURNAL, DONE = f"{HIDDEN}thin", "journal.json", "done.json"
 # The journal while it is written.
 _NEW = f"{JOURNAL}.new"
 _OWN = frozenset({LOCK, JOURNAL, DONE, _NEW})
-# What is done: all entries are removed, or the only one is replaced by less of it.
+# The kinds of change: remove all entries, or replace the only one by less of it.
 REMOVE, LESSEN = "remove", "lessen"
 _MOST = 64 << 20
-# The names of what is hidden: a journal may come with a directory from elsewhere.
+# The names of hidden entries: a journal may come with a directory from elsewhere.
 _HIDDEN_NAME = re.compile(r"step-\d+")
 # RENAME_NOREPLACE, RENAME_EXCHANGE
 _NO_REPLACE, _EXCHANGE = 1, 2
-# What to do with an entry of which that is not known.
+# Advice on an entry that no journal describes.
 ADVICE = "Move what you want to keep of it to where it belongs, and remove the rest."
 
 
@@ -155,7 +155,7 @@ class Area:
             check(self.inside, hidden, mark)
         except BaseException:
             is_back = _renamed(self.home, name, self.inside, hidden, _EXCHANGE)
-            # What somebody else put there meanwhile is not removed.
+            # An entry that another user put there meanwhile is not removed.
             if is_back and is_entry(self.inside, hidden, new):
                 self.remove(hidden)
                 self.clear()

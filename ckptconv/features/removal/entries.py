@@ -12,7 +12,7 @@ from ckptconv.errors import UnsafeError
 from ckptconv.storage.handles import Handle
 from ckptconv.storage.reading import Entry
 
-# How deep the files of an entry lie at most.
+# The greatest depth of the files of an entry.
 _DEEPEST = 32
 LINKS, PROTECTED = "has links in it", "has a directory in it that may not be written to"
 MOUNTED = "has another directory mounted in it"

@@ -17,14 +17,14 @@ _NUMBER = re.compile(r"([a-zA-Z]*)[-_=.]*(\d{1,18})(?![a-zA-Z\d])")
 _ALONE = re.compile(r"(?<![a-zA-Z\d])(?<!\d\.)\d{1,18}(?![a-zA-Z\d]|\.\d)")
 # A number of a fixed width is a counter also directly behind a word, as in `model010000`.
 _WIDE = re.compile(r"(?<!\d)(?<!\d\.)\d{4,18}(?![a-zA-Z\d]|\.\d)")
-# What differs in names of one run beside the number of the step: measured values, and how often a name was given.
+# The parts, besides the number of the step, in which names of one run differ: measured values, and counts of a name.
 _MEASURED = re.compile(
     r"(?<![a-z])((?:loss|acc|accuracy|score|metric|ppl|perplexity|f1|auc|bleu|wer|m?iou|mse|mae)[-_=]?)"
     r"(?:[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?|nan|inf)(?![a-z\d])",
     re.IGNORECASE,
 )
 _AGAIN = re.compile(r"-v\d+$")
-# What names of steps contain while they are written: of torch_checkpointing, transformers, Orbax, and of others.
+# Words in names of steps while they are written: of torch_checkpointing, transformers, Orbax, and others.
 _UNFINISHED = re.compile(r"\.?(?:tmp|temp)[-_.].*|.*[-_.](?:tmp|temp|part|partial|incomplete)(?:[-_.].*)?")
 # The whole name of the directory of a step, with a word for it.
 _OF_STEP = re.compile(r"(?:\w*[-_])?(?:global_step|step|iter|checkpoint|ckpt|epoch)[-_=]?\d+")

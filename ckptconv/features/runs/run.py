@@ -43,7 +43,7 @@ from ckptconv.text import some
 _DIGITS = re.compile(r"\d+")
 # Where a run keeps its steps, if not in its own directory.
 _FOLDERS = ("checkpoints", "checkpoint", "ckpts", "ckpt")
-# How deep the files of a step lie at most, and how many files a step has.
+# The greatest depth of the files of a step, and the most files of a step.
 _DEEPEST, _MOST = 8, 5_000_000
 
 

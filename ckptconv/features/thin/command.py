@@ -32,7 +32,7 @@ OTHER_OPTIONS = {
 }
 _WOULD = {"keep": "stays", "remove": "would go", "lessen": "would be reduced"}
 _DONE = {"keep": "stays", "remove": "went", "lessen": "reduced"}
-# What the steps that stay do, and the others, by whether these are reduced, and whether it was done.
+# Verbs for the steps that stay, and for the others, by whether these are reduced, and whether it was done.
 _TOGETHER = {
     (False, False): ("stay", "would go"),
     (False, True): ("stayed", "went"),

@@ -76,5 +76,5 @@ class ThinReport:
 
 # Title, what prints it, the commands, the class of the fields; then: the fields stand beside `ok`.
 COMMANDS = {"thin": ("thin", "The output of `thin --json`.", ("thin",), ThinReport, "")}
-# What the type of a field does not say.
+# Constraints that the type of a field does not show.
 MORE = {(ThinnedStep, "action"): {"enum": ["keep", "remove", "lessen"]}}

@@ -25,7 +25,7 @@ from ckptconv.storage.location import Location
 FAMILY = model_files.TORCH
 GUESS = Guess(CERTAIN, "a torch_checkpointing step", "pt2safetensors {}", also=("dcp",))
 MANIFEST = STEP_MANIFEST
-# What is there when a step is complete.
+# Names in a complete step.
 MARKERS = (MANIFEST,)
 # The serializations of an item.
 TORCH, SAFETENSORS, JSON, RAW = (f"{kind}Serialization" for kind in ("Torch", "Safetensors", "Json", "Raw"))

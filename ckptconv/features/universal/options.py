@@ -26,5 +26,5 @@ class UniversalOptions(Given):
 
 
 GIVEN = UniversalOptions
-# What people call it as a command.
+# Other words for it, as a command.
 OTHER_WORDS = {"convert --to universal": ("universal",)}

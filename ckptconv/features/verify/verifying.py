@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from ckptconv.storage.progress import AnyProgress, Progress
 
 
-# What compares an output with the digests in its manifest, without a source: the module of `compared`.
+# The module whose `compared` compares an output with the digests in its manifest, without a source.
 ALONE: tuple[str, ...] = (
     "ckptconv.features.provenance.with_verify",
 )  # fmt: skip

@@ -36,7 +36,7 @@ def of(called: str) -> Callable[[Configuration, str], Iterator[tuple[str, Sizes]
             return
         by_name = config.told.get("layer_quant_config") or {}
         own = [by_name[pattern] for pattern in by_name if fnmatch.fnmatchcase(name.removesuffix(".weight"), pattern)]
-        # What type a module is of is not known of its weight.
+        # A weight does not show the type of its module.
         others = (*(config.told.get("layer_type_quant_config") or {}).values(), config.told["global_quant_config"])
         for layer in own or others:
             meaning, sides = _meaning(layer.get("weight"), config.told["export"]["pack_method"])
