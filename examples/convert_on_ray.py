@@ -1,4 +1,4 @@
-"""Convert with the workers of a Ray cluster, which see the inputs and outputs under the same names.
+"""Convert with the workers of a Ray cluster, which must access inputs and outputs under the same names.
 
 python examples/convert_on_ray.py CHECKPOINT OUTPUT
 """
@@ -16,7 +16,7 @@ import ckptconv
 
 
 class RayExecutor(Executor):
-    """Runs what is submitted as tasks of Ray."""
+    """Runs submitted functions as Ray tasks."""
 
     def __init__(self) -> None:
         self._run = ray.remote(lambda function, args, kwargs: function(*args, **kwargs))

@@ -1,8 +1,8 @@
-"""Load a checkpoint of any format into a model that FSDP2 shards: each rank reads the bytes of its own shards.
+"""Load a checkpoint of any format into a model sharded by FSDP2: each rank reads only the bytes of its own shards.
 
     torchrun --nproc-per-node 2 examples/load_fsdp2.py CHECKPOINT
 
-The model is a stand-in with the shapes of the checkpoint; a real program has its own, and calls `load`.
+The model is a stand-in with the shapes of the checkpoint; a real program calls `load` with its own model.
 """
 
 from __future__ import annotations

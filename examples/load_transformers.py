@@ -2,8 +2,8 @@
 
     python examples/load_transformers.py CONFIG_DIRECTORY CHECKPOINT
 
-With `dispatched`, accelerate's load_checkpoint_and_dispatch loads it: each tensor is read on its way to its device, or
-to the directory of what is offloaded.
+With `dispatched`, accelerate's load_checkpoint_and_dispatch loads the checkpoint: each tensor is read when it is placed
+on its device or in the offload directory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import ckptconv
 
 
 def loaded(config: Any, checkpoint: str, **options: Any) -> Any:
-    """Return a model with the tensors of the checkpoint as its own; `options` are those of `load_state_dict`."""
+    """Return a model that uses the tensors of the checkpoint; `options` are those of `load_state_dict`."""
     with init_empty_weights(include_buffers=False):
         model = AutoModelForCausalLM.from_config(config)
     model.load_state_dict(ckptconv.load_state_dict(checkpoint, **options), assign=True, strict=False)
@@ -39,7 +39,7 @@ def loaded(config: Any, checkpoint: str, **options: Any) -> Any:
 def dispatched(config: Any, checkpoint: str, **options: Any) -> Any:
     """Return a model that accelerate has loaded and placed; `options` are those of `load_checkpoint_and_dispatch`.
 
-    That reads an index, and calls `load_state_dict` for each file that it names: here one, which stands for the whole.
+    It reads an index, and calls `load_state_dict` for each listed file: here a single one, for the whole checkpoint.
     """
     with init_empty_weights(include_buffers=False):
         model = AutoModelForCausalLM.from_config(config)
@@ -53,7 +53,7 @@ def dispatched(config: Any, checkpoint: str, **options: Any) -> Any:
 
 
 class Read(Mapping[str, torch.Tensor]):
-    """The tensors of a checkpoint, each of which is read when it is asked for."""
+    """The tensors of a checkpoint, each read when it is accessed."""
 
     def __init__(self, tensors: ckptconv.Checkpoint) -> None:
         self._tensors = tensors

@@ -1,9 +1,9 @@
-"""From a step that DeepSpeed saved with ZeRO-3 to a running model, without a file in between.
+"""Load a step that DeepSpeed saved with ZeRO-3 into a running model, without an intermediate file.
 
     python examples/load_zero.py [CHECKPOINT]
 
-The model is built on the meta device, where it takes no memory, and takes the tensors as its own. Of the same kind, for
-a model of transformers:
+The model is built on the meta device, where it takes no memory, and then gets the tensors. The same for a model of
+transformers:
 
     from accelerate import init_empty_weights
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -29,7 +29,7 @@ STEP = Path(__file__).parents[1] / "tests/features/deepspeed/data/z3_bf16_untied
 
 
 def shaped_like(checkpoint: ckptconv.Checkpoint) -> nn.Module:
-    """Build the linear layer that the checkpoint has, by its shapes; a real program knows its model."""
+    """Build the linear layer of the checkpoint from its shapes; a real program knows its model."""
     rows, columns = checkpoint["l1.weight"].shape
     return nn.Linear(columns, rows, bias="l1.bias" in checkpoint)
 

@@ -12,8 +12,8 @@ import typer
 from ckptconv.cli.making import convert_one
 from ckptconv.cli.options import CONVERTING, destination, named, taking
 from ckptconv.cli.registered import COMMANDS
-from ckptconv.errors import UNWRITTEN, CorruptError, UsageError, leaving
-from ckptconv.options.registered import CARRIED_OUT, advise, missing, names_of, several
+from ckptconv.errors import UNWRITTEN, UsageError, leaving
+from ckptconv.options.registered import CARRIED_OUT, missing, names_of, several
 from ckptconv.process import of_feature
 from ckptconv.storage.paths import is_remote
 from ckptconv.text import Proposed, some
@@ -89,8 +89,4 @@ def convert_(
             if odd := next(filter(re.compile("(?i:yes|no|true|false|on|off)|to|into").fullmatch, words[1:]), ""):
                 hint = f"Leave out {odd!r}: OUTPUT follows INPUT, and switches such as --verify take no value."
             raise UsageError(f"Expected INPUT and OUTPUT, but found {len(words)} arguments.", hint.strip())
-    try:
-        convert_one("convert", "", words[0], output, options)
-    except (CorruptError, UsageError) as error:
-        advise(error, words[0], options)
-        raise
+    convert_one("convert", "", words[0], output, options)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ckptconv.cli import signals
 from ckptconv.cli.options import run
-from ckptconv.errors import MissingError, UsageError
-from ckptconv.options.registered import EXECUTORS, names_of
+from ckptconv.errors import CorruptError, MissingError, UsageError
+from ckptconv.options.registered import EXECUTORS, advise, names_of
 from ckptconv.options.table import COMMAND, OPTIONS
 from ckptconv.process import of_feature
 
@@ -27,6 +27,9 @@ def convert_one(command: str, family: str, source: str, target: str | None, opti
         from ckptconv.cli.failures import meant_by_input
 
         error.hint = meant_by_input(source, target, error.hint)
+        raise
+    except (CorruptError, UsageError) as error:
+        advise(error, source, options)
         raise
 
 

@@ -132,14 +132,14 @@ class _Tied(TypedDict, total=False):
     """The same as --opaque drop."""
 
     quantize: Literal["fp8-block", "fp8-block-ue8m0", "fp8-dynamic", "mxfp8", "int4-g32", "mxfp4", "nvfp4", "nvfp4-modelopt"] | None
-    """Quantize the weight matrices of layers: to FP8 with one scale for each block of 128 by 128 (fp8-block; scales of
-    powers of two: fp8-block-ue8m0), each row (fp8-dynamic) or 32 elements (mxfp8), or to 4 bits with one scale for
-    32 elements (int4-g32, mxfp4) or for 16 (nvfp4 of compressed-tensors, nvfp4-modelopt of Model Optimizer).
-    Embeddings, heads, norms and routers stay. Loaders were tried with fp8-block, mxfp8 and int4-g32."""
+    """Quantize the weight matrices of layers. To FP8, with one scale per block of 128 by 128 (fp8-block; with powers
+    of two as scales: fp8-block-ue8m0), per row (fp8-dynamic) or per 32 elements (mxfp8). To 4 bits, with one scale
+    per 32 elements (int4-g32, mxfp4) or per 16 (nvfp4 of compressed-tensors, nvfp4-modelopt of Model Optimizer).
+    Embeddings, heads, norms and routers stay unquantized. Loaders were tested with fp8-block, mxfp8 and int4-g32."""
 
     requantize: Literal["fp8-block", "fp8-block-ue8m0", "mxfp8", "nvfp4"] | None
-    """Change the format of quantized weights without changing any number; if the format cannot hold the same numbers,
-    that is an error."""
+    """Change the format of quantized weights without changing any number. It is an error if the format cannot
+    represent the numbers exactly."""
 
     keep: str | list[str] | tuple[str, ...] | None
     """Do not quantize tensors whose names match, such as '*.down_proj.*'; repeatable."""
@@ -148,12 +148,12 @@ class _Tied(TypedDict, total=False):
     """Cut every tensor into N parts along its first dimension, as N ranks save it, each rank into its own files."""
 
     part: tuple[int, int] | list[int] | str | None
-    """Convert part I (from 0) of N, and leave it staged for `finish`; auto takes I and N from the environment of an
-    array of Slurm, tasks of srun, torchrun or Kubernetes."""
+    """Convert part I (from 0) of N, and leave it staged for `finish`. With auto, I and N come from the environment of
+    a Slurm array, srun, torchrun or Kubernetes."""
 
     depfile: str | os.PathLike[str] | None
-    """Write a rule for make to FILE, with the local files that the output needs. Its target is the output file; in a
-    directory, the index, or the only file of weights."""
+    """Write a Makefile rule to FILE, listing the local files on which the output depends. Its target is the output
+    file or, in a directory, the index or the only weights file."""
 
     verify: bool
     """Compare the output with the input before publishing it."""
@@ -172,10 +172,10 @@ class _Structure(TypedDict, total=False):
     form of the step REF."""
 
     partial: bool
-    """Leave out the tensors of REF that the input lacks, and list them."""
+    """Omit the tensors of REF that the input lacks, and list them."""
 
     fill: bool
-    """Take the tensors that the input lacks from REF."""
+    """Copy the tensors that the input lacks from REF."""
 
 
 class _Naming(TypedDict, total=False):
@@ -203,7 +203,7 @@ class _Naming(TypedDict, total=False):
     """Start the universal checkpoint with zero moments at step 0, whatever INPUT holds."""
 
     last_good: bool
-    """INPUT is a run: convert its last step that is whole, and marked as complete."""
+    """INPUT is a run. Convert its last step that is whole and marked as complete."""
 
 
 class _ReadingStates(TypedDict, total=False):
@@ -244,8 +244,8 @@ class _Planning(TypedDict, total=False):
     """Show the plan without writing anything."""
 
     copy_config: bool | None
-    """Copy config.json, the tokenizer and similar files to OUTPUT, a directory, for from_pretrained. Another name of
-    --no-copy-config is --no-extras. Default: on if INPUT is a directory whose config.json describes OUTPUT too."""
+    """Copy config.json, the tokenizer and similar files to the directory OUTPUT, for from_pretrained. --no-extras is
+    an alias of --no-copy-config. Default: on if INPUT is a directory whose config.json also describes OUTPUT."""
 
 
 class _Overwriting(TypedDict, total=False):
@@ -263,7 +263,7 @@ class _Attesting(TypedDict, total=False):
     """Check the checksums that the input records, for all data that is read."""
 
     attest: str | os.PathLike[str] | None
-    """Write digests and provenance to FILE as an unsigned statement of OpenSSF Model Signing; needs --digest."""
+    """Write digests and provenance to FILE as an unsigned OpenSSF Model Signing statement. Requires --digest."""
 
 
 class _Spooling(TypedDict, total=False):
@@ -319,17 +319,17 @@ class _Ordering(TypedDict, total=False):
     """Convert, Diff, Distributed, Open, Rows, Verify."""
 
     order: str | os.PathLike[str] | None
-    """The order in which the optimizer numbers its parameters. FILE is a list of their names, one per line or in JSON
-    (also one list per parameter group); a checkpoint that keeps their order, such as a state dict saved with
-    torch.save; or a directory with the config.json of a transformers model. Default: from the checkpoint itself, or
-    from its config.json."""
+    """The order in which the optimizer numbers its parameters. FILE is a list of parameter names, one per line or in
+    JSON (optionally one list per parameter group); a checkpoint that preserves their order, such as a state dict
+    saved with torch.save; or a directory with the config.json of a transformers model. Default: from the checkpoint
+    itself, or from its config.json."""
 
 
 class _Dequantizing(TypedDict, total=False):
     """Convert, Average, Diff, Inspect, Load, Merge, Open, Rows, Verify."""
 
     dequantize: bool
-    """Convert quantized weights (codes, scales, zero points) to plain ones, in bfloat16 or --dtype."""
+    """Convert quantized weights (codes, scales, zero points) to plain weights, in bfloat16 or --dtype."""
 
 
 class _Mapping(TypedDict, total=False):
@@ -343,7 +343,7 @@ class _Measuring(TypedDict, total=False):
     """Convert, Average, Diff, Distributed, Inspect, Merge, Open, Rows, Verify."""
 
     size: Mapping[str, int] | str | list[str] | tuple[str, ...] | None
-    """The size of an axis of the map, such as n=32, if shapes and config.json do not give it; repeatable."""
+    """The size of an axis of the map, such as n=32, if shapes and config.json do not determine it; repeatable."""
 
 
 class _FindingTheModel(TypedDict, total=False):
@@ -373,26 +373,26 @@ class _Layers(TypedDict, total=False):
     """Convert, Open, Rows, Verify."""
 
     layers: str | list[int] | tuple[int, ...] | range | None
-    """Convert only these layers, such as 0-3,60, renumbered in this order, and change config.json with them."""
+    """Convert only these layers, such as 0-3,60, renumbered in this order, and change config.json accordingly."""
 
     experts: str | list[int] | list[list[int]] | list[str] | range | None
-    """Convert only these experts of each layer, such as 0-7, renumbered, with their rows of the routers; or FILE, JSON
+    """Convert only these experts of each layer, such as 0-7, renumbered, with their rows of the routers. FILE is JSON
     with a list of numbers for each layer that has experts."""
 
     component: Literal["text", "vision", "mtp"] | None
-    """Convert only the language model (text) or the vision model of a model of both, with its own config.json, or the
-    layers that predict further tokens (mtp)."""
+    """Convert only one component: the language model (text) or the vision model (vision), with its own config.json, or
+    the layers that predict further tokens (mtp)."""
 
     config: str | os.PathLike[str] | None
-    """The configuration of the model, for a checkpoint with none next to it. A part has it as config.json."""
+    """The configuration of the model, if no config.json is next to the checkpoint. The output of a part contains it as
+    config.json."""
 
     vocab: int | str | None
-    """Convert only the first N rows of embeddings and head. None are added: of the outputs, only --to megatron pads
-    embeddings."""
+    """Convert only the first N rows of embeddings and head. Rows are not added: only --to megatron pads embeddings."""
 
     graft: str | list[str] | tuple[str, ...] | None
     """Add the tensors of REF, a checkpoint, whose names match GLOB, unchanged; repeatable. --fill adds missing
-    tensors, cast as the output is."""
+    tensors, cast to the dtypes of the output."""
 
 
 class _NamingCheckpoints(TypedDict, total=False):
@@ -474,7 +474,7 @@ class AverageOptions(
     """Options of `average`."""
 
     weights: str | list[float] | tuple[float, ...] | None
-    """The weights of the STEPs, in order, such as 1,1,2. They may be negative, but must not sum to zero. Default:
+    """The weights of the STEPs, in order, such as 1,1,2. Weights may be negative, but must not sum to zero. Default:
     equal weights."""
 
     ema: float | str | None
@@ -529,11 +529,11 @@ class DiffOptions(
     """Write the changes from A to B as a delta to the directory DIR, which `ckptconv patch`, slime and sglang read."""
 
     delta_encoding: Literal["auto", "xor", "overwrite"] | None
-    """Store the XOR of old and new bytes (xor), or the new bytes with their positions (overwrite); auto takes the
+    """Store the XOR of old and new bytes (xor), or the new bytes with their positions (overwrite); auto selects the
     smaller. Default: auto."""
 
     delta_checksum: Literal["adler32", "xxh3-128", "blake3"] | None
-    """The checksum to store for each new tensor; all but adler32 need a package. Default: adler32."""
+    """The checksum to store for each new tensor; all except adler32 require a package. Default: adler32."""
 
     delta_version: int | str | None
     """The version number of B; A is version N - 1. Default: 1."""
@@ -618,7 +618,7 @@ class MergeOptions(
     """Options of `merge`."""
 
     adapter: str | None
-    """If ADAPTER holds several adapters, such as the reference in TRL's checkpoints, merge the one called NAME.
+    """If ADAPTER contains several adapters, as TRL's checkpoints do with the reference, merge the adapter NAME.
     Default: the only one."""
 
 

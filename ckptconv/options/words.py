@@ -20,7 +20,7 @@ WORDS = {
     "-o --out --output --output-file --outfile --output-path --save-path --dst": "Name OUTPUT after INPUT.",
     "-i --input --input-dir --checkpoint --checkpoint-dir --checkpoint-path --ckpt --model --src": "Name INPUT first.",
     "--step --iteration --global-step": "Give the directory of the step; of a DeepSpeed run, --tag TAG names it.",
-    "-d": "Did you mean --dtype? OUTPUT is named after INPUT.",
+    "-d": "Did you mean --dtype or --verbose? OUTPUT is named after INPUT.",
     "--bf16 --bfloat16": "Use --dtype bf16.",
     "--fp16 --float16 --half": "Use --dtype fp16.",
     "--fp32 --float32 --float": "Use --dtype fp32.",
@@ -52,7 +52,7 @@ WORDS = {
         "Outputs are not cut by rank: programs cut whole files as they load them."
     ),
     "--no-optimizer --no-optim --model-only --only-model --only-weights": (
-        "Of a .pt file, --key model takes the weights alone, and --exclude 'optimizer.*' leaves out the states."
+        "Steps of DeepSpeed and DCP give the weights alone; of a .pt file, --key model or --exclude 'optimizer.*' does."
     ),
     "--weights-only": "ckptconv runs no code from files; --key model takes the weights without an optimizer's states.",
     "--optimizer-only --only-optimizer": "--optimizer PATH without OUTPUT writes the states alone.",
@@ -110,8 +110,7 @@ def unknown(
     word = f"--{name.replace('_', '-')}"
     for advice in (text for words, text in WORDS.items() if word in words.split()):
         text = re.sub(r"--([\w-]+)", lambda flag: flag[1].replace("-", "_"), advice)
-        named = re.findall(r"--([\w-]+)", advice)
-        meant = text if {flag.replace("-", "_") for flag in named}.issubset(known) else meant
+        meant = text if {name.replace("-", "_") for name in re.findall(r"--([\w-]+)", advice)} <= {*known} else meant
     meant = next((text for names, text in instead.items() if name in names.split()), meant)
     if called and name in import_module(CONVERTING).OPTIONS:
         has = ", ".join(sorted({*known}))

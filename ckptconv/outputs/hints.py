@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ckptconv.errors import UsageError
+from ckptconv.formats.source import MODEL_KEYS
 from ckptconv.structure.choice import Choice
 from ckptconv.text import some
 
@@ -24,8 +25,10 @@ def candidates(wanted: str, names: Sequence[str], most: int = 8) -> str:
         part = f", or with --component {component} if config.json describes it" if component else ""
         return f"Names begin with {wanted}., but no mapping has this key: choose them with --include{part}."
     words = re.split(r"\W|_", wanted)  # model is like ema_model, and so is ema
-    close = [*difflib.get_close_matches(wanted, names, n=3, cutoff=0.6), *(name for name in names if name in words)]
-    if close:
+    if close := [
+        *difflib.get_close_matches(wanted, names),
+        *(name for name in names if name in words),
+    ]:
         return f"Did you mean {' or '.join(map(repr, dict.fromkeys(close)))}?"
     return f"The keys are {some(names, most, repr)}."
 
@@ -36,7 +39,9 @@ def keys_like(wanted: str, children: Mapping[str, object], above: str) -> str:
         if isinstance(value, Mapping) and any(str(key).startswith(f"{wanted}.") for key in value):
             key = f"{above}.{name}".lstrip(".")
             return f"Names under {key} begin with {wanted}.: choose them with --key {key} --include '{wanted}.*'."
-    return candidates(wanted, list(children))
+    hint = candidates(wanted, list(children))
+    is_flat = hint.startswith("The keys are ") and any(name.endswith(".weight") for name in children)
+    return "The weights are at the top: leave out --key." if is_flat and wanted in MODEL_KEYS and not above else hint
 
 
 def check_glob(glob: str, names: Sequence[str], choice: Choice) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from ckptconv.formats.source import Source
+from ckptconv.formats.optimizers import entries, is_optimizer
+from ckptconv.formats.source import NOT_CONVERTED, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.notices import idle_sentences
 from ckptconv.outputs.planning import Output
@@ -15,30 +16,30 @@ def notes_of(sources: Sequence[Source], outputs: Sequence[Output], chosen: Optio
     """Yield the notes on `sources` and on the `outputs` that are planned from them."""
     for source in sources:
         yield from source.notes
-        is_renamed = chosen.strip_prefix and not any(
-            option.startswith("--strip-prefix ") for output in outputs for option in output.notices.idle
-        )
-        hints = () if is_renamed or chosen.rename else source.hints
+        idle = (option for output in outputs for option in output.notices.idle)
+        is_renamed = chosen.rename or (chosen.strip_prefix and not any(o.startswith("--strip-prefix ") for o in idle))
+        hints = () if is_renamed else source.hints
         yield from (hint for hint in hints if not chosen.key or f"--key {chosen.key} " in hint)
-    for output in outputs:
-        yield from output.notices.notes
+    if are_weights_left(sources, (output.target.holds for output in outputs)):
+        yield f"{NOT_CONVERTED}the weights. Name OUTPUT after INPUT for them."
+    yield from (note for output in outputs for note in output.notices.notes)
+
+
+def are_weights_left(sources: Iterable[Source], holds: Iterable[str]) -> bool:
+    """Whether outputs that hold this have the optimizers' states alone of `sources`, which have weights too."""
+    return {*holds} == {"optimizer"} and not all(is_optimizer(x) for s in sources for x in entries(s.weights).values())
 
 
 def warnings_of(sources: Sequence[Source], outputs: Sequence[Output], chosen: Options) -> Iterator[str]:
     """Yield the warnings on `sources`, their references, and the `outputs` that are planned from them."""
     references = (source.reference for source in sources if source.reference)
     yield from dict.fromkeys(warning for source in (*sources, *references) for warning in source.warnings)
-    for output in outputs:
-        yield from output.notices.warnings
+    yield from (warning for output in outputs for warning in output.notices.warnings)
     # An option that affects none of the outputs is probably a mistake.
     first, *others = (output.notices.idle for output in outputs)
     yield from idle_sentences({option: first[option] for option in first if all(option in idle for idle in others)})
-    for output in outputs:
-        if output.notices.bits:
-            yield (
-                f"{some(output.notices.bits)} cannot be restored without the structure record, because safetensors "
-                "lack their dtype."
-            )
+    for bits in (output.notices.bits for output in outputs if output.notices.bits):
+        yield f"{some(bits)} cannot be restored without the structure record, because safetensors lack their dtype."
     if is_inert(outputs):
         yield _no_model(sources[0], outputs, chosen)
     elif not any(output.tensors for output in outputs):

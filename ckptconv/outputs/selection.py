@@ -45,11 +45,8 @@ def subtree(tree: Any, key: str, where: str) -> Any:
 
 
 def _children(tree: Any) -> dict[str, Any]:
-    if isinstance(tree, Mapping):
-        return {str(key): value for key, value in tree.items() if isinstance(key, (str, int))}
-    if isinstance(tree, (list, tuple)):
-        return {str(index): value for index, value in enumerate(tree)}
-    return {}
+    items = tree.items() if isinstance(tree, Mapping) else enumerate(tree if isinstance(tree, (list, tuple)) else ())
+    return {str(key): value for key, value in items if isinstance(key, (str, int))}
 
 
 def matching(names: Iterable[str], choice: Choice) -> list[str]:

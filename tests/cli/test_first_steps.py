@@ -62,7 +62,7 @@ REFUSED: list[tuple[str, int, str]] = [
     ("convert circle", 1, "too many levels of symbolic links"),
     ("convert none.pt", 2, "none.pt does not exist"),
     ("convert MODEL.PT x", 2, "MODEL.PT does not exist;Did you mean model.pt?"),
-    ("convert model.pt x -dtype bf16", 2, "There is no option -d.;Did you mean --dtype?"),
+    ("convert model.pt x -dtype bf16", 2, "There is no option -d.;Did you mean --dtype or --verbose?"),
     ("convert model.pt x --raw yes", 2, "found 3 arguments;Leave out 'yes'"),
     ("convert_checkpoint model.pt x", 2, "Did you mean ckptconv convert?"),
     ("convert model.pt to x", 2, "found 3 arguments;Leave out 'to'"),

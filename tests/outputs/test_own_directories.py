@@ -118,7 +118,7 @@ def test_its_own_check_refuses_options(tmp_path: Path) -> None:
 def test_no_companion_is_copied_and_the_report_says_so(tmp_path: Path) -> None:
     report = convert(tmp_path, copy_config=True)
     assert not (tmp_path / "out" / "config.json").exists()
-    assert any("--copy-config copies nothing: such an output" in text for text in report.warnings)
+    assert any("--copy-config copies nothing: an output of this kind" in text for text in report.warnings)
 
 
 def test_the_name_of_a_file_is_refused(tmp_path: Path) -> None:

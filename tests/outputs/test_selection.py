@@ -307,6 +307,20 @@ def test_a_glob_that_matches_nothing_is_respelled_if_that_matches(glob: str, nea
     assert hint == f"Did you mean {near}?" if near else hint.startswith("The keys are 'model.layers.0")
 
 
+def test_a_key_of_models_where_the_weights_are_at_the_top_is_left_out() -> None:
+    flat = {"norm.weight": 1, "output.weight": 2}
+    for tree, key, hint in (
+        (flat, "model", "The weights are at the top: leave out --key."),
+        (flat, "other", "The keys are 'norm.weight', 'output.weight'."),
+        ({"ema": flat, "step": 3}, "model", "The keys are 'ema', 'step'."),
+        ({"net": flat}, "net.model", "The keys are 'norm.weight', 'output.weight'."),
+        ({**flat, "model.a.weight": 3}, "model", "Names begin with model., but"),
+    ):
+        with pytest.raises(NoKeyError) as error:
+            subtree(tree, key, "x.pt")
+        assert error.value.hint.startswith(hint), key
+
+
 @every("key, near", [("modle", "'model'"), ("ema_model", "'model' or 'ema'"), ("ema_weights", "'ema'")])
 def test_a_key_that_does_not_exist_is_like_keys_that_are_words_of_it(key: str, near: str) -> None:
     tree = {"model": {"w": 1}, "ema": {"shadow": {"w": 2}}, "step": 3}

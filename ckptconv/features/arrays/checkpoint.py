@@ -169,8 +169,8 @@ class Tensors(Mapping[str, Tensor], Generic[ArrayT]):
         """Return arrays by name, of all tensors or of `names`. Tensors that have to be copied are read together."""
         if isinstance(names, str):
             raise UsageError(
-                f"get_tensors takes a list of names, and {brief(names)} is one text.",
-                f"Give [name], or fnmatch.filter(ck, {names[:100]!r}) for a glob.",
+                f"get_tensors expects a list of names, but {brief(names)} is a single string.",
+                f"Use [name], or fnmatch.filter(ck, {names[:100]!r}) for a glob.",
             )
         chosen = [self[name] for name in (self._tensors if names is None else names)]
         return dict(zip([tensor.name for tensor in chosen], self._arrays(chosen), strict=True))
@@ -296,7 +296,7 @@ class Checkpoint(Tensors[ArrayT]):
     def __reduce__(self) -> Any:
         self._memory.check_open()
         if is_held(self._given["path"]) or is_held(self._path):
-            raise UsageError(f"{self._path} cannot be opened in another process: it came through a pipe.")
+            raise UsageError(f"{self._path} cannot be opened in another process: it was read from a pipe.")
         return _reopened, (dict(self._given),)
 
 

@@ -47,7 +47,8 @@ class Torch:
     def check(self, name: str, dtype: DType) -> None:
         if not hasattr(self._torch, dtype.name):
             raise UnsupportedError(
-                f"{name!r} is a tensor of {dtype}, which this torch lacks.", "Install a newer torch."
+                f"{name!r} has the dtype {dtype}, which this version of torch does not support.",
+                "Install a newer torch.",
             )
 
     def blank(self, tensor: LazyTensor) -> tuple[Any, memoryview]:
@@ -76,7 +77,7 @@ class Torch:
             self._torch.empty(0, device=device)
         except (RuntimeError, TypeError, AssertionError) as error:
             raise UsageError(
-                f"{brief(device)} is not a device of this torch: {str(error).partition(chr(10))[0]}"
+                f"{brief(device)} is not a device that this torch supports: {str(error).partition(chr(10))[0]}"
             ) from error
         return array.to(device)
 
@@ -94,9 +95,9 @@ class Numpy:
     def check(self, name: str, dtype: DType) -> None:
         if self._dtype(dtype) is None:
             raise UnsupportedError(
-                f"{name!r} is a tensor of {dtype}, which numpy lacks.",
-                'Install ml_dtypes, read it with framework="pt", cast it with .to("float32"), or take its bits with '
-                ".numpy(raw=True).",
+                f"{name!r} has the dtype {dtype}, which numpy does not support.",
+                'Install ml_dtypes, read the tensor with framework="pt", cast it with .to("float32"), or read '
+                "its bits with .numpy(raw=True).",
             )
 
     def blank(self, tensor: LazyTensor) -> tuple[Any, memoryview]:
@@ -113,7 +114,7 @@ class Numpy:
 
     def placed(self, array: Any, device: Any) -> Any:
         if device not in (None, "cpu"):
-            raise UsageError(f"numpy has no arrays on the device {device!r}.", 'Use framework="pt".')
+            raise UsageError(f"numpy does not support the device {device!r}.", 'Use framework="pt".')
         return array
 
     def _dtype(self, dtype: DType) -> Any:
@@ -148,7 +149,7 @@ def _imported(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise UsageError(
-            f"{name} is needed for its tensors, but cannot be imported: {error}.",
+            f"Tensors of {name} require the package {name}, which cannot be imported: {error}.",
             f'{install("torch")} Or open with framework="np".' if name == "torch" else f"Install {name}.",
         ) from error
 
@@ -160,7 +161,7 @@ _NAMES = {"pt": "pt", "torch": "pt", "pytorch": "pt", "np": "np", "numpy": "np"}
 def named(name: str) -> str:
     """Return "pt" or "np" for the name of a framework. Raise UsageError for any other."""
     if name not in tuple(_NAMES):  # it may be any object, also one without a hash
-        raise UsageError(f"The framework {name!r} is not known.", 'Give "pt" for torch or "np" for numpy.')
+        raise UsageError(f"The framework {name!r} is not known.", 'Use "pt" for torch or "np" for numpy.')
     return _NAMES[name]
 
 

@@ -127,4 +127,6 @@ def _warn_of_newer(path: str) -> None:
         except OSError:
             continue
         if newer:
-            warn(f"{original} is newer than {path}, which was loaded: convert it again if both should be the same.")
+            warn(
+                f"{original} is newer than {path}, which was loaded. If the two should match, convert {original} again."
+            )

@@ -8,8 +8,9 @@ LOADING = named_in("key dtype dequantize tag raw alone master unstack storage_op
 # Advice on options of `convert` that it lacks.
 INSTEAD = {
     "strip_prefix rename": "In Python: {key.removeprefix('module.'): tensor for key, tensor in state.items()}.",
-    "include exclude": "ckptconv.open reads some: ck.get_tensors(name for name in ck if name.endswith('.bias')).",
-    "inert": "ckptconv.open(PATH, inert=True) reads the tensors of such files too.",
+    "include exclude": "To read some tensors only, use ckptconv.open: ck.get_tensors(name for name in ck if "
+    "name.endswith('.bias')).",
+    "inert": "ckptconv.open(PATH, inert=True) reads the tensors of malicious files too.",
 }
 # The options of the type of the keywords, and its docstring.
 KEYWORDS = LOADING, "Options of `load_state_dict`."

@@ -75,7 +75,9 @@ class Memory:
     def __reduce__(self) -> tuple[Callable[..., Memory], tuple[Any, ...]]:
         self.check_open()
         if is_held(self._given[0]):
-            raise UsageError(f"{self._given[0]} cannot be read in another process: its data is only in this process.")
+            raise UsageError(
+                f"{self._given[0]} cannot be read in another process: its data exists only in this process."
+            )
         return Memory, self._given
 
     def close(self) -> None:
@@ -168,7 +170,7 @@ class Memory:
             return framework.over(memory, stored, start, nbytes)
         except (RuntimeError, ValueError) as error:
             raise LimitError(
-                f"{wanted.name!r} has {stored.nbytes} bytes, more than an array can have: {error}."
+                f"{wanted.name!r} has {stored.nbytes} bytes, more than an array supports: {error}."
             ) from error
 
     def _map(self, file: File) -> mmap.mmap | None:
@@ -226,9 +228,9 @@ def _check_growth(copied: Sequence[WantedArray]) -> None:
     if total > MAX_GROWTH * available + ROOM_TO_GROW:
         largest = max(copied, key=lambda item: item.tensor.nbytes)
         raise LimitError(
-            f"{total} bytes of memory would be made of {available} in files: tensors such as {largest.name!r} of "
-            f"{largest.tensor.nbytes} bytes repeat the same elements. Nothing was read.",
-            "Read slices of it.",
+            f"Reading would expand {available} bytes of files to {total} bytes of memory: tensors such as "
+            f"{largest.name!r} ({largest.tensor.nbytes} bytes) repeat the same elements. Nothing was read.",
+            "Read slices of the tensors.",
         )
 
 

@@ -11,8 +11,8 @@ VIEWING = {name: option for name, option in OPENING.items() if name != "states"}
 # Advice on options of `convert` that it lacks.
 INSTEAD = {
     "strip_prefix rename": "Rename in Python: {name.removeprefix('module.'): ck.get_tensor(name) for name in ck}.",
-    "include exclude": "Choose in Python: ck.get_tensors(name for name in ck if name.endswith('.bias')).",
-    "dtype": "Cast a tensor in Python: ck[name].to('bf16'). load_state_dict has dtype.",
+    "include exclude": "Select tensors in Python: ck.get_tensors(name for name in ck if name.endswith('.bias')).",
+    "dtype": "Cast a tensor in Python: ck[name].to('bf16'). Or use load_state_dict, which has the option dtype.",
     "exclude_frozen_parameters": "Did you mean exclude_frozen?",
 }
 # The options of the type of the keywords, and its docstring.

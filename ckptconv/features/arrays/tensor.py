@@ -162,7 +162,7 @@ class Tensor(Handle):
         is_cast = dtype is not None and array.dtype != dtype
         if copy is False and array.size and (is_cast or array.base is None):
             raise ValueError(
-                f"{self.name!r} cannot be read without a copy: the file stores its bytes in another order than numpy."
+                f"{self.name!r} cannot be read without a copy: its layout or dtype in the file differs from numpy's."
             )
         return array.astype(dtype) if is_cast else array.copy() if copy else array
 
@@ -255,7 +255,7 @@ def parsed(name: str, key: Any, shape: tuple[int, ...]) -> Index:
     ellipses = sum(part is Ellipsis for part in keys)
     if used > len(shape) or ellipses > 1:
         problem = "more than one Ellipsis" if ellipses > 1 else f"{used} indices"
-        raise OutOfRangeError(f"{name!r} has {len(shape)} dimensions, but was given {problem}.")
+        raise OutOfRangeError(f"{name!r} has {len(shape)} dimensions, but was indexed with {problem}.")
     if not ellipses:
         keys = (*keys, Ellipsis)
     spans: list[Span] = []
@@ -303,7 +303,7 @@ def _of_integer(name: str, key: Any, extent: int) -> int:
             "Read a slice that contains it, and index the slice.",
         )
     if not -extent <= index < extent:
-        raise OutOfRangeError(f"Index {index} is out of range: {name!r} has {extent} there.")
+        raise OutOfRangeError(f"Index {index} is out of range: {name!r} has size {extent} in that dimension.")
     return index % extent
 
 

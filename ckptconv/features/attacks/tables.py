@@ -347,9 +347,9 @@ def error(where: str, suspects: Iterable[Global], called: Iterable[Global]) -> U
     if direct:
         charge = f"it calls {', '.join(direct[:3])}"
     elif not calls:
-        charge = f"it names {', '.join(names[:3])}, and is broken"
+        charge = f"it refers to {', '.join(names[:3])}, and is broken"
     else:
-        charge = f"it names {', '.join(names[:3])}, and calls {', '.join(list(calls)[:3])}"
+        charge = f"it refers to {', '.join(names[:3])}, and calls {', '.join(list(calls)[:3])}"
     return UnsafeError(
         f"{where}: this file is an attack: {charge}, which torch.load would run. Nothing was run, and nothing was "
         "written.",

@@ -78,9 +78,9 @@ def averaged(terms: Sequence[Term], main: Term, average: Average, stored_as: Cal
     for term in terms:
         if quantized := dict.fromkeys(parts_among(term.tensors).values()):
             raise UsageError(
-                f"{term.path}: {some(quantized, 3)} {'is' if len(quantized) == 1 else 'are'} quantized, and quantized "
+                f"{term.path}: {some(quantized, 3)} {'is' if len(quantized) == 1 else 'are'} quantized, but quantized "
                 "codes cannot be averaged.",
-                "Use --dequantize to average the plain weights.",
+                "Use --dequantize to average plain weights.",
             )
         if error := other_program(term.path, term.tensors):
             raise error
@@ -114,8 +114,7 @@ def averaged(terms: Sequence[Term], main: Term, average: Average, stored_as: Cal
 
 def _of_adapters(path: str) -> UsageError:
     return UsageError(
-        f"{path} is an adapter: averaging its factors separately does not average the updates that they add to a "
-        "model.",
+        f"{path} is an adapter: averages of factors are not factors of the averaged updates to a model.",
         "Merge each adapter into its base (ckptconv merge), and average the merged models.",
     )
 
@@ -152,8 +151,8 @@ def _check_alike(
         if lacking:
             raise DifferenceError(
                 f"{lacks} lacks {some(sorted(lacking), 3)}, which {has} has.",
-                "Average checkpoints of one model, with the same names. To rename tensors, convert one of them first; "
-                "--exclude leaves tensors out.",
+                "Average checkpoints of one model, with the same names. To rename tensors, convert one of the "
+                "checkpoints first; --exclude omits tensors.",
                 what="missing",
                 tensor=min(lacking),
                 file=lacks,
@@ -182,7 +181,7 @@ def _vocabularies(
     (counts,) = rows
     larger = shlex.quote(other_path if counts[0] > counts[1] else path)
     cut = f"ckptconv convert {larger} CUT --vocab {min(counts)}"
-    return f"If their vocabularies differ, average one of the same size instead of {larger}: {cut}"
+    return f"If the vocabularies differ in size, cut {larger} first, and average CUT instead: {cut}"
 
 
 def _of_dtypes(
@@ -196,8 +195,8 @@ def _of_dtypes(
             names_by_dtypes.setdefault((*dtypes, tensor.dtype.name), []).append(name)
     for (*several, dtype), names in names_by_dtypes.items():
         last = main.tensors[names[0]].dtype.name
-        why = f"as in {main.path}; --dtype gives another" if dtype == last else "that of the output"
-        yield f"{count_of(len(names), 'tensor')} of {' and '.join(several)} became {dtype}, {why}."
+        why = f"as in {main.path}; use --dtype to select another" if dtype == last else "the dtype of the output"
+        yield f"{count_of(len(names), 'tensor')} with the dtypes {' and '.join(several)} became {dtype}, {why}."
 
 
 def _notes(
@@ -212,9 +211,9 @@ def _notes(
         yield f"averaged {count_of(len(averages), 'tensor')} of {count_of(len(terms), 'checkpoint')}: {shares}."
     if left := [name for name in theirs if name not in averages]:
         result = "difference" if average.minus else "average"
-        yield f"taken from {main.path}, because their dtype has no {result}: {some(left)}."
+        yield f"copied from {main.path}, because their dtype does not support {result}: {some(left)}."
     if states := [name for name in main.tensors if name not in theirs]:
-        yield f"{len(states):,} optimizer states were taken from {main.path}: states are never averaged."
+        yield f"{len(states):,} optimizer states were copied from {main.path}, because states are never averaged."
 
 
 # --------------------------------------------------------------------------------------------------- in an output
@@ -254,7 +253,7 @@ def _check(heading: Mapping[str, Any]) -> None:
     if terms.count(None) != 1 or len(numbers) != len(terms) + 1 or not average["over"]:
         raise ValueError("its average is not valid")
     if not all(map(math.isfinite, numbers)):
-        raise ValueError("the weights of its average are not numbers")
+        raise ValueError("the weights of its average are not valid numbers")
 
 
 def _record(source: Source) -> Mapping[str, Any]:
@@ -294,7 +293,7 @@ COMPUTING = Computing(
         lambda heading: heading["average"]["terms"],
         (
             "`ckptconv average` computed it from several checkpoints",
-            "Average them again, to another OUTPUT, and compare the two with `ckptconv diff`.",
+            "Average them again, into another OUTPUT, and compare the two outputs with `ckptconv diff`.",
         ),
         "averaged",
         _again,

@@ -69,7 +69,7 @@ def average(
         raise taken_for_input(output)
     if weights is not None and (stray := next(filter(_is_number, [*paths, normalize(output)]), "")):
         raise UsageError(
-            f"{stray} was read as a path, not as a weight.", "Give the weights in one word: --weights 1,1,2."
+            f"{stray} was read as a path, not as a weight.", "Give the weights without spaces: --weights 1,1,2."
         )
     if decay is not None and (runs := of_feature("average", "with_runs")):
         runs.check_order(paths)

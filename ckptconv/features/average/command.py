@@ -17,14 +17,14 @@ OTHER_WORDS = {
 # Messages on options of other programs.
 OTHER_OPTIONS = {
     "--ema": (
-        "For the EMA weights in one checkpoint, use --key, such as --key ema, or --include '*model_ema.*'; ckptconv "
-        "average has --ema, a moving average of several."
+        "For the EMA weights in one checkpoint, use --key, such as --key ema, or --include '*model_ema.*'. For a "
+        "moving average of several checkpoints, use ckptconv average --ema."
     ),
     "--last --last-n --num --inputs --num-epoch-checkpoints --num-update-checkpoints": (
-        "Name the steps before OUTPUT (with --ema, the first one first): ckptconv steps RUN lists them."
+        "List the steps before OUTPUT (with --ema, the oldest first): ckptconv steps RUN shows them."
     ),
     "--method --merge-method --slerp --ties --dare --alpha": (
-        "An average is the weighted mean of tensors, by --weights, and task arithmetic with --minus."
+        "ckptconv average computes the weighted mean of tensors, with --weights, or task arithmetic, with --minus."
     ),
 }
 # The commands that print the report of a conversion.
@@ -45,7 +45,7 @@ def average(
             metavar="STEP... OUTPUT",
             show_default=False,
             help=(
-                "Checkpoints of any format, in order; then the output: a directory, or a name that ends in "
+                "Checkpoints in any format, in order; then the output: a directory, or a name that ends in "
                 ".safetensors."
             ),
         ),

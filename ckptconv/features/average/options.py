@@ -45,7 +45,7 @@ class _Averaging:
 
     weights = Option(
         _NUMBERS,
-        "The weights of the STEPs, in order, such as 1,1,2. They may be negative, but must not sum to zero.",
+        "The weights of the STEPs, in order, such as 1,1,2. Weights may be negative, but must not sum to zero.",
         metavar="W,...",
         fallback="equal weights",
         group=TAKE,

@@ -50,24 +50,24 @@ def weighted(
     least = 1 if minus else 2
     if steps < least:
         raise UsageError(
-            f"An average needs at least {least} checkpoints, but {steps or 'none'} was given.",
-            "Name each of them, such as RUN/step-1 RUN/step-2; `ckptconv steps RUN` lists them.",
+            f"An average requires at least {least} checkpoints; given: {steps or 'none'}.",
+            "Give the path of each checkpoint, such as RUN/step-1 RUN/step-2; `ckptconv steps RUN` lists them.",
         )
     if steps > _MOST_TERMS:
-        raise UsageError(f"{steps:,} checkpoints were given; at most {_MOST_TERMS:,} can be averaged at once.")
+        raise UsageError(f"{steps:,} checkpoints were given; at most {_MOST_TERMS:,} can be averaged in one run.")
     if weights is not None and decay is not None:
-        raise UsageError("--weights and --ema exclude each other: both set the weights. Give one of them.")
+        raise UsageError("--weights and --ema cannot be combined: both set the weights. Give one of them.")
     if decay is not None:
         if minus:
             raise UsageError(
-                "--ema and --minus exclude each other: --ema averages, --minus subtracts. Give one of them."
+                "--ema and --minus cannot be combined: --ema averages, --minus subtracts. Give one of them."
             )
         return [decay ** (steps - 1), *((1 - decay) * decay ** (steps - 1 - n) for n in range(1, steps))], 1.0
     factors = [1.0] * steps if weights is None else [float(weight) for weight in weights]
     if len(factors) != steps:
         raise UsageError(
-            f"--weights gives {count_of(len(factors), 'weight')}, but there are {count_of(steps, 'checkpoint')}.",
-            "Give one weight for each checkpoint, in order and in one word: --weights "
+            f"--weights has {count_of(len(factors), 'weight')} for {count_of(steps, 'checkpoint')}.",
+            "Give one weight per checkpoint, in order and without spaces: --weights "
             f"{','.join('1' * steps) if steps <= _FEW else '1,1,2,…'}.",
         )
     if minus:
@@ -75,7 +75,7 @@ def weighted(
     over = math.fsum(factors)
     if not over:
         raise UsageError(
-            "The weights sum to zero; an average needs another sum.",
+            "The weights sum to zero, but an average requires a sum that is not zero.",
             "For the difference of A and B: ckptconv average A --minus B OUT",
         )
     return factors, over
@@ -114,8 +114,8 @@ def _scaled(paths: Sequence[str], weights: Sequence[float]) -> Iterator[str]:
     quoted = shlex.quote(base)
     yield (
         f"The weight of {first}, the first STEP, scales the model itself: the result is {weights[0]:g} × {first} plus "
-        f"differences from {base}. For {base} plus differences alone, give it first: ckptconv average {quoted} {words} "
-        f"OUTPUT --minus {quoted} --weights 1,{numbers}"
+        f"differences from {base}. For only {base} plus differences, give {base} first: ckptconv average {quoted} "
+        f"{words} OUTPUT --minus {quoted} --weights 1,{numbers}"
     )
 
 

@@ -34,18 +34,20 @@ def carry_out(words: Sequence[str], options: dict[str, Any]) -> int:
     """
     directory, template = options.pop("output_dir", None), options.pop("output_name", "")
     if directory is None:
-        raise UsageError("--output-name names outputs in a directory.", "Give the directory too: --output-dir DIR.")
+        raise UsageError("--output-name requires an output directory.", "Specify the directory too: --output-dir DIR.")
     if "into" in options:
-        raise UsageError("-o names one output, but --output-dir takes several.", "Leave one of them out.")
+        raise UsageError("-o names one output, but --output-dir is for several.", "Leave one of them out.")
     started = time.monotonic()
     for name in _OF_ONE:
         if options.get(name):
             flag = {**OPTIONS, **COMMAND}[name].flags[0]
             raise UsageError(
-                f"{flag} applies to one conversion, but --output-dir makes several.", "Leave one of them out."
+                f"{flag} applies to one conversion, but --output-dir runs several.", "Leave one of them out."
             )
     if option_for(to := options.get("to", "")):
-        raise UsageError(f"--to {to} is for one conversion, and --output-dir for several.", "Leave one of them out.")
+        raise UsageError(
+            f"--to {to} applies to one conversion, but --output-dir runs several.", "Leave one of them out."
+        )
     if any(map(is_pipe, words)):
         raise UsageError("Input from a pipe must be converted alone.", "Leave --output-dir out.")
     shown = output_of("convert", options)
@@ -68,10 +70,10 @@ def carry_out(words: Sequence[str], options: dict[str, Any]) -> int:
     files = [output for output in outputs if isinstance(output, str) and output.endswith(SUFFIX)]
     if options.get("digest") and files:
         raise UsageError(
-            f"{files[0]} is one file, without a manifest for the digests.",
-            "Convert each input to a directory, which has one: --output-name '{stem}'.",
+            f"{files[0]} is a single file and has no manifest to record the digests in.",
+            "Convert each input to a directory, which has a manifest: --output-name '{stem}'.",
         )
-    hint = "Give another --output-dir or --output-name, or --overwrite to replace it."
+    hint = "Use another --output-dir or --output-name, or --overwrite to replace it."
     tasks = [
         running.Conversion(
             source.word, Proposed(output, hint), entry.file.size if entry is not None and entry.kind == "file" else 0
@@ -90,16 +92,16 @@ def carry_out(words: Sequence[str], options: dict[str, Any]) -> int:
 def instead(words: Sequence[str]) -> str:
     """Return advice about `words`, too many arguments of `convert`: shards are converted as a set, others each."""
     if option := next((word for word in words if word.startswith("--")), ""):
-        return f"After --, every word is the name of a file, also {option}: put options before --. "
+        return f"After --, every argument is a file name, including {option}: put options before --. "
     values = {value for option in OPTIONS.values() for value in option.kind.choices}
     if odd := next(filter(values.__contains__, words), ""):
-        return f"If {odd!r} is a second value of an option, leave it out: an option takes one. "
+        return f"If {odd!r} is a second value of an option, leave it out: an option takes one value. "
     shards = [word for word in words if matching(OF_INDEX, basename(word))]
     directories = {dirname(shard) or "." for shard in shards}
     if len(shards) > 1 and len(directories) == 1:
         output = next((word for word in words if word not in shards), "OUTPUT")
-        return f"Shards are converted as a set: ckptconv convert {shlex.join([*directories, output])}. "
-    return "To convert each of several inputs, give --output-dir DIR instead of OUTPUT. "
+        return f"Convert the shards together: ckptconv convert {shlex.join([*directories, output])}. "
+    return "To convert several inputs separately, use --output-dir DIR instead of OUTPUT. "
 
 
 def shares(options: Mapping[str, Any], inputs: int, far: bool) -> tuple[int, dict[str, Any]]:

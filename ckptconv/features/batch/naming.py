@@ -84,7 +84,7 @@ def _filled_in(template: str, fields: dict[str, str]) -> str:
             text += literal + (fields[field] if field else "")
     except ValueError as error:
         raise UsageError(
-            f"--output-name {template!r} is not a template for names: {error}.",
+            f"--output-name {template!r} is not a valid template for names: {error}.",
             f"Its fields are {', '.join(f'{{{field}}}' for field in FIELDS)}.",
         ) from error
     return text
@@ -127,6 +127,6 @@ def _apart(
             together = "all" if len(sharing[place]) > 2 else "both"
             clashes[place] = UsageError(
                 f"The outputs of {which} would {together} be {path}. {UNCONVERTED[1]}",
-                f"Tell them apart with --output-name, such as '{{number}}-{{stem}}{suffix}'.",
+                f"Use --output-name to give them different names, such as '{{number}}-{{stem}}{suffix}'.",
             )
     return [clashes.get(place, path) for place, path in zip(places, paths, strict=True)]

@@ -8,7 +8,7 @@ from ckptconv.options.option import Given, option
 
 # Words of other programs for it, and an option of theirs that other commands have not.
 OTHER_WORDS = {"convert --output-dir DIR": ("batch", "convert-all")}
-OTHER_OPTIONS = {"--output-dir": "Name OUTPUT after INPUT; for several inputs, there is ckptconv convert."}
+OTHER_OPTIONS = {"--output-dir": "Specify OUTPUT after INPUT. For several inputs, use ckptconv convert."}
 
 
 class BatchOptions(Given):
@@ -16,19 +16,19 @@ class BatchOptions(Given):
 
     output_dir: str = option(
         PATH,
-        "Convert every INPUT, each to an output of its own in DIR, N at once with --jobs N. One that fails does not "
-        "stop the others.",
+        "Convert every INPUT to a separate output in DIR, N at the same time with --jobs N. If one fails, the "
+        "others continue.",
         metavar="DIR",
         group=OUTPUT,
         common=True,
     )
     output_name: str = option(
         TEXT,
-        "The names of outputs in DIR: text with {stem}, {name}, {parent} or {number}. A name with an ending such as "
-        ".safetensors is a file, any other a directory.",
+        "The names of outputs in DIR: text with {stem}, {name}, {parent} or {number}. A name with an extension such "
+        "as .safetensors is a file; any other name is a directory.",
         metavar="TEMPLATE",
         group=OUTPUT,
-        fallback="x.pt becomes x.safetensors, a directory keeps its name",
+        fallback="x.pt becomes x.safetensors; a directory keeps its name",
     )
 
 

@@ -76,7 +76,7 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
         SeveralInputs,
         "",
         None,
-        "True if every input was converted: exactly with exit code 0.",
+        "True if every input was converted (exit code 0).",
     ),
 }
 # Objects that also have the fields of another schema.

@@ -297,7 +297,7 @@ class _Workers:
             self._end(
                 number,
                 FailedError(
-                    f"{self._tasks[number].source}: the process that converted it ended with {how}. {UNPUBLISHED}",
+                    f"{self._tasks[number].source}: its conversion process ended with {how}. {UNPUBLISHED}",
                     "If memory ran out, lower --memory or --jobs.",
                 ),
             )
@@ -347,7 +347,7 @@ def _taken(results: Iterable[Outcome]) -> Iterator[str]:
             if taken := re.match(r"Took ([^:, ]+)", note):
                 step = basename(taken[1].rstrip("."))
                 pattern = shlex.quote(join(outcome.source, "")) + re.sub(r"\d+", "*", step)
-                every = f" To convert every step, give {pattern} as inputs." if "*" in pattern else ""
+                every = f" To convert every step, use {pattern} as inputs." if "*" in pattern else ""
                 yield printable(f"{outcome.source}: {note}{every}")
 
 
@@ -380,7 +380,7 @@ def _described(result: Outcome) -> Converted | NotConverted:
 
 
 def _not_begun(source: str) -> StoppedError:
-    return StoppedError(f"{source} was not started: a signal came first.")
+    return StoppedError(f"{source} was not converted: a signal stopped the run.")
 
 
 def exit_code(results: Iterable[Outcome], stopped: StoppedError | None) -> int:
@@ -394,7 +394,7 @@ def summary_error(results: Sequence[Outcome], stopped: StoppedError | None) -> C
     done = sum(outcome.report is not None for outcome in results)
     if stopped:
         first, _, _ = stopped.message.partition(". ")
-        of = f"{done} of {count_of(len(results), 'input')} converted; no output of the others" if done else "No output"
+        of = f"{done} of {count_of(len(results), 'input')} converted; no other output" if done else "No output"
         return StoppedError(f"{first}. {of} was published.", exit_code=stopped.exit_code)
     code = worst(error.exit_code for error in errors)
     worst_one = next(error for error in errors if error.exit_code == code)

@@ -12,7 +12,7 @@ class ClusterOptions(Given):
 
     dask: str = option(
         TEXT,
-        "Spread the work over a dask.distributed cluster. ADDRESS is that of its scheduler, such as "
+        "Distribute the work over a dask.distributed cluster. ADDRESS is the address of its scheduler, such as "
         "tcp://10.0.0.1:8786.",
         metavar="ADDRESS",
         group=RUNNING,

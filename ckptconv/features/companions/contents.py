@@ -33,7 +33,7 @@ def dtype_notes(source: Source, change: Change) -> list[str]:
     that of the output's weights."""
     every = (configuration(source, one_change) for one_change in (change._replace(dtype=""), change))
     said, says = (dtype_of(config) if config else "" for config in every)
-    instead = f"instead of {said}" if said else "which the original does not name"
+    instead = f"instead of {said}" if said else "which the original does not specify"
     return [f"The copy of {CONFIG} has the dtype of the output's weights, {says}, {instead}."] if says != said else []
 
 
@@ -44,8 +44,8 @@ def _warned_of_quantization(notices: Notices) -> Notices:
         return notices
     shown = {key: value for key, value in quantization.items() if not isinstance(value, list) or len(value) < 5}
     warning = (
-        f"no config.json was written, where programs look for the quantization of the weights. Give it "
-        f'"quantization_config": {json.dumps(shown)}, with the names of the modules that are not quantized.'
+        "no config.json was written, but programs read the quantization of the weights from it. Add one with "
+        f'"quantization_config": {json.dumps(shown)} and the names of the modules that are not quantized.'
     )
     return notices._replace(warnings=(*notices.warnings, warning))
 

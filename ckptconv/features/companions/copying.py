@@ -30,9 +30,11 @@ def with_companions(
     every = [companions_of(owner, directory.options, names) for owner, names in wanted.items()]
     others = [near for near in every if resolved_name(near.directory) != resolved_name(directory.path)]
     if not others:
-        return not_copied(source, "OUTPUT is the directory of the input", options), {}
+        return not_copied(source, "OUTPUT is the input's directory", options), {}
     copies = {name: file for near in reversed(others) for name, file in near.files.items()}
-    stays = dict.fromkeys(every[-1].files, f"that of {every[0].directory} is copied") if len(every) > 1 else {}
+    stays = (
+        dict.fromkeys(every[-1].files, f"the file in {every[0].directory} is copied instead") if len(every) > 1 else {}
+    )
     stays |= {} if ADAPTER_CONFIG in copies else {ADAPTER_CONFIG: "it belongs to an adapter"}
     stays |= {name: why for near in others for name, why in near.stays.items()}
     of_others = of_other_weights(source, options)
@@ -44,7 +46,7 @@ def with_companions(
     source = source._replace(warnings=[*source.warnings, *unfit])
     if not copies:
         places = " and ".join("the input's directory" if near.directory == "." else near.directory for near in others)
-        needed = "configuration of a model, tokenizer or README; --like REF copies those of REF"
+        needed = "model configuration, tokenizer or README; --like REF copies these files from REF"
         return not_copied(source, f"{places} has no {needed}", options), stays
     present = {name: entry.file for name, entry in directory.names.items()} if directory.kind == "directory" else {}
     kept = {
@@ -72,19 +74,19 @@ def with_companions(
         told = (text for module in of_parts for text in module.cast_warnings(source, dtype, directory.options))
         source = source._replace(warnings=[*source.warnings, *told])
     replaced = [
-        f"{file.path} was not replaced, because no earlier output wrote it: --overwrite replaces it with the input's "
-        "file."
+        f"{file.path} was not replaced, because no earlier conversion wrote it: --overwrite replaces it with the "
+        "input's file."
         for file in kept.values()
     ]
     source = source._replace(notes=[*source.notes, *notes], warnings=[*source.warnings, *replaced])
-    return source, {**stays, **dict.fromkeys(kept, "that in the output's directory was not replaced")}
+    return source, {**stays, **dict.fromkeys(kept, "the file in the output's directory was not replaced")}
 
 
 def of_other_weights(source: Source, options: Options) -> dict[str, str]:
     """Return the names of the companions of `source` that are not for the output, each with the reason."""
     of_others = {name: why for way in ways_of(source) for name, why in way.unfit(source).items()}
     if "codes" in {way.retold for way in ways_of(source, options)} or (source.quantized and source.quantized.formats):
-        of_others[QUANTIZED] = "it describes weights that the output does not have"
+        of_others[QUANTIZED] = "it describes weights that the output does not contain"
     return of_others
 
 
@@ -96,7 +98,7 @@ def _copied(files: Collection[str], source: Source, directories: Sequence[Compan
     names_of: dict[str, list[str]] = {near.directory: [] for near in directories}
     for name in files:
         names_of[next(near.directory for near in directories if name in near.files)].append(name)
-    parts = [f"{some(names, len(names), str)} of {directory}" for directory, names in names_of.items() if names]
+    parts = [f"{some(names, len(names), str)} from {directory}" for directory, names in names_of.items() if names]
     return f"copied: {'; '.join(parts)}"
 
 

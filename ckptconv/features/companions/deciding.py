@@ -61,7 +61,7 @@ def _accompanied(source: Source, target: Target, options: Options) -> tuple[Sour
     if source.is_model and not (target.takes_copies and origins):
         source = source._replace(companions={}, config=None)
     if not target.takes_copies:
-        reason = "one file has no directory to copy to" if target.is_file else "such an output has only its own files"
+        reason = "OUTPUT is a single file" if target.is_file else "an output of this kind contains only its own files"
         if options.asked("copy_config"):
             from ckptconv.features.companions.copying import not_copied
 

@@ -23,7 +23,7 @@ def told_of_removal(source: Source, target: Target, options: Options) -> Source:
     """Return `source` with a note on the companions that an earlier output copied to `target`, and that are removed
     there because this one copies none of these names; a warning, if no option says so."""
     removed = sorted(target.replaces - source.companions.keys())
-    text = f"removed from {target.path}, where an earlier output had copied them: {some(removed, len(removed), str)}"
+    text = f"removed from {target.path}: {some(removed, len(removed), str)}, which an earlier conversion had copied"
     if options.asked("copy_config") is None and not source.companions:
-        return source._replace(warnings=[*source.warnings, f"{text}. --copy-config copies such files again."])
+        return source._replace(warnings=[*source.warnings, f"{text}. --copy-config copies these files again."])
     return source._replace(notes=[*source.notes, f"{text}."])

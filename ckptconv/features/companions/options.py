@@ -13,12 +13,12 @@ class CompanionOptions(Given):
 
     copy_config: bool | None = option(
         SWITCH,
-        "Copy config.json, the tokenizer and similar files to OUTPUT, a directory, for from_pretrained. Another name "
-        "of --no-copy-config is --no-extras.",
+        "Copy config.json, the tokenizer and similar files to the directory OUTPUT, for from_pretrained. "
+        "--no-extras is an alias of --no-copy-config.",
         flags=FLAGS["copy_config"],
         group=OUTPUT,
         common="convert",
-        fallback="on if INPUT is a directory whose config.json describes OUTPUT too",
+        fallback="on if INPUT is a directory whose config.json also describes OUTPUT",
     )
 
 

@@ -79,7 +79,9 @@ def read_files(source: Source, options: Mapping[str, object], *names: str) -> di
     for place in places_of(source, options):
         for name in (name for name in place.names if name in names):
             if kind := not_file(place.names[name]):
-                raise CorruptError(f"{place.join(name)} is {kind}, but has to be read.", "Copy it again, or remove it.")
+                raise CorruptError(
+                    f"{place.join(name)} is {kind}, but its contents are needed.", "Copy it again, or remove it."
+                )
             files[name] = place.names[name].file
         if files:
             break
@@ -135,5 +137,5 @@ def code_notes(config: Mapping[str, Any]) -> list[str]:
     code = [name for name in code_named(config) if "--" not in name]
     if not code:
         return []
-    needed = "Loading the model needs this code, and runs it."
-    return [f"{CONFIG} names code of the repository, which was not copied: {some(code, form=str)}. {needed}"]
+    needed = "Loading the model requires this code, and runs it."
+    return [f"{CONFIG} refers to code in the repository, which was not copied: {some(code, form=str)}. {needed}"]

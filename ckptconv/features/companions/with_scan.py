@@ -21,6 +21,6 @@ def look(contents: ScannedContents, place: Location) -> str:
     code = code_named(configs.known(place) or {})
     if not code:
         return ""
-    needed = "Loading it with trust_remote_code=True runs this code, which scan does not judge"
-    contents.add("repository-code", f"{place} names code of a repository: {some(code, form=str)}. {needed}.")
+    needed = "Loading the model with trust_remote_code=True runs this code, which scan does not judge"
+    contents.add("repository-code", f"{place} refers to code in a repository: {some(code, form=str)}. {needed}.")
     return "configuration"

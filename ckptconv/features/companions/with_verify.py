@@ -18,7 +18,7 @@ from ckptconv.outputs.notices import Change
 from ckptconv.storage.paths import join
 from ckptconv.tensors.lazy import whole
 
-_AGAIN = "It was changed since it was written, or the source was; convert again."
+_AGAIN = "The copy or its source changed after the conversion; convert again."
 
 
 def with_copied(source: Source, target: CheckedOutput, options: Options) -> Source:

@@ -44,14 +44,14 @@ def _summed(file: File, packed: Packed, reader: Reader) -> Iterator[bytes]:
 def check_crc32c(name: str, crc: int, recorded: bytes) -> None:
     """Raise CorruptError if `recorded` is not the CRC-32C that was computed."""
     if crc != int.from_bytes(recorded, "little"):
-        raise damaged(f"{name} has changed: its CRC-32C is not the one that is recorded.")
+        raise damaged(f"{name} has changed: its CRC-32C does not match the recorded one.")
 
 
 def _bools(file: File, packed: Packed, reader: Reader) -> Iterator[bytes]:
     at = 0
     for chunk in chunks_at(reader, packed):
         if odd := chunk.translate(None, b"\0\1"):
-            raise of_damage(file, f"byte {at + chunk.index(odd[0])} of its bools is {odd[0]}, and not 0 or 1")
+            raise of_damage(file, f"byte {at + chunk.index(odd[0])} of its bools is {odd[0]}, but 0 or 1 was expected")
         yield chunk
         at += len(chunk)
 
@@ -71,7 +71,7 @@ def _one_frame(file: File, packed: Packed, chunks: Iterator[bytes]) -> Iterator[
                 end, begin, field = stop.value, packed.nbytes, b""
         at += len(chunk)
         if at > end:
-            raise of_damage(file, "it is not one frame of zstandard, and nothing else")
+            raise of_damage(file, "it is not exactly one zstandard frame")
         yield chunk
 
 

@@ -175,10 +175,10 @@ class _Unpacking:
         if self.at == size:
             is_longer, self._rest = bool(self._rest), memoryview(b"")  # it holds a chunk, and a chain has thousands
             if is_longer or any(self._chunks):
-                raise of_damage(self._file, f"it inflates to more than the {size} bytes of its description")
+                raise of_damage(self._file, f"it inflates to more than the {size} bytes recorded for it")
             recorded = self._file.packed and self._file.packed.crc
             if recorded is not None and self._crc != recorded:
-                raise of_damage(self._file, f"its checksum is {self._crc:08x}, and {recorded:08x} is recorded")
+                raise of_damage(self._file, f"its checksum is {self._crc:08x}, but {recorded:08x} is recorded")
 
     def into(self, buffer: memoryview) -> None:
         """Fill `buffer` with the next bytes."""
@@ -190,7 +190,7 @@ class _Unpacking:
     def _chunk(self) -> bytes:
         chunk = next(self._chunks, None)
         if chunk is None:
-            raise of_damage(self._file, f"it inflates to {self.at} bytes, but {self._file.size} are recorded")
+            raise of_damage(self._file, f"it inflates to {self.at} bytes, but {self._file.size} bytes are recorded")
         if self._file.packed and self._file.packed.crc is not None:
             self._crc = crc32(chunk, self._crc)
         return chunk
@@ -221,7 +221,7 @@ def content_of(data: bytes, method: str, name: str, most: int) -> bytes:
     for piece in UNPACKING[method](File(name, 0, packed=packed), packed, reader):
         content += piece
         if len(content) > most:
-            raise LimitError(f"{name} unpacks to more than the {most} bytes that it can have.")
+            raise LimitError(f"{name} unpacks to more than {most} bytes, its largest valid size.")
     return bytes(content)
 
 
@@ -244,7 +244,7 @@ def _deflated(file: File, packed: Packed, reader: Reader) -> Iterator[bytes]:
         if inflater.unused_data:
             raise of_damage(file, "data follows its end")
     if not inflater.eof:
-        raise of_damage(file, f"it inflates to {total} bytes, and does not end there")
+        raise of_damage(file, f"its compressed data is cut short, after {total} inflated bytes")
 
 
 def _zstandard(file: File, packed: Packed, reader: Reader) -> Iterator[bytes]:
@@ -257,7 +257,7 @@ def zstandard_of(file: File, packed: Packed, stored: Iterator[bytes]) -> Iterato
         import zstandard
     except ImportError:
         raise UnsupportedError(
-            f"{packed.file.path} is compressed with zstandard, for which a package is not installed.",
+            f"{packed.file.path} is compressed with zstandard, which requires a package that is not installed.",
             install("zstd"),
         ) from None
     chunks = _Chunks(stored)

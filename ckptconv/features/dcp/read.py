@@ -35,7 +35,7 @@ _CUT_SHORT = (
     "lacks bytes of entries that are not converted here, such as an optimizer's states: the save was cut short, or the "
     "file is another save's."
 )
-_LAST_GOOD = "--last-good takes the last step of a run that is whole."
+_LAST_GOOD = "convert --last-good takes the last step of a run that is whole."
 
 
 # ---------------------------------------------------------------------------------------------------------- reading

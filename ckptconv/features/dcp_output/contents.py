@@ -114,7 +114,9 @@ def contents(source: Source, options: Options, rename: Rename = selection.rename
         if present:
             raise UsageError(
                 f"{named(present)} is already used by the weights, but the optimizer states need this key.",
-                "Give another --optimizer-key, or leave out the weights with --exclude.",
+                "--key . takes an optimizer as it is: leave out --states."
+                if options.key == "."
+                else "Give another --optimizer-key, or leave out the weights with --exclude.",
             )
         states = optimizer.arranged(
             _states(_filled(source, options, content), options, rename, content), flat=dcp_options.flat_optimizer

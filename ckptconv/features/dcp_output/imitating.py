@@ -39,10 +39,18 @@ def fitted(options: Options, layout: Layout, source: Source) -> Options:
             steps[len(path)] for steps in layout.paths.values() if steps[: len(path)] == path and len(steps) > len(path)
         ]
         added["optimizer_key"] = dotted(path)
-        added["flat_optimizer"] = chosen.flat_optimizer or any(
-            type(step) is str and step.startswith("param_groups.") for step in inside
-        )
+        added["flat_optimizer"] = chosen.flat_optimizer or any(map(_is_setting, inside))
     return options.replaced(**added)
+
+
+def _is_setting(step: str | int) -> bool:
+    """Whether a step of a path is the flat key of a setting of a parameter."""
+    return type(step) is str and step.startswith("param_groups.")
+
+
+def has_flat_states(layout: Layout) -> bool:
+    """Whether a checkpoint of this layout has the settings of an optimizer under flat keys, by parameter."""
+    return any(_is_setting(step) for path in layout.paths.values() for step in path)
 
 
 def unlike(tensors: Mapping[str, Leaf], layout: Layout, path: str) -> Iterator[str]:

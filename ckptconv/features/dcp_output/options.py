@@ -56,5 +56,11 @@ OTHER_OPTIONS = {
     "--tensor-model-parallel-size --target-tensor-model-parallel-size --pipeline-model-parallel-size": (
         "A checkpoint of --to megatron loads with other numbers of ranks; --chunks N cuts its tensors for N of them."
     ),
+    "--world-size --num-ranks --nranks --tp --tensor-parallel-size --tp-size --target-tp --pp --pipeline-parallel-size "
+    "--ep --target-tensor-parallel-size --target-pipeline-parallel-size": (
+        "Programs cut safetensors as they load them. Checkpoints of torch.distributed.checkpoint and Megatron-core "
+        "load on any number of ranks, and --chunks N cuts their tensors for N."
+    ),
+    "--load-dir --save-dir --load --save": "Name INPUT first, then OUTPUT: they have no options.",
     "--reset-optimizer --new-optimizer": "--to dcp writes optimizer states only with --states: leave it out.",
 }

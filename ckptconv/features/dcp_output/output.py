@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 
-from ckptconv.errors import UsageError
+from ckptconv.errors import CkptconvError, UsageError
 from ckptconv.features.dcp_output.contents import DEFAULT_OPTIMIZER_KEY, SHARDS, DcpContents, contents, file_plans
-from ckptconv.features.dcp_output.imitating import fitted, unlike
-from ckptconv.features.dcp_output.layout import read_layout
+from ckptconv.features.dcp_output.imitating import fitted, has_flat_states, unlike
+from ckptconv.features.dcp_output.layout import Layout, read_layout
 from ckptconv.features.dcp_output.options import GIVEN
 from ckptconv.features.optimizer_states.states import is_numbered
 from ckptconv.features.torch_files.refusing import shown
 from ckptconv.formats.optimizers import optimizers_in
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
-from ckptconv.outputs.kinds import flag, is_set
+from ckptconv.outputs.kinds import entry_of, flag, is_set
 from ckptconv.outputs.naming import tree_of
 from ckptconv.outputs.notices import Notices
 from ckptconv.outputs.planning import Output, output_of
@@ -22,7 +23,7 @@ from ckptconv.outputs.renaming import KEPT
 from ckptconv.outputs.targets import Target
 from ckptconv.plan import FilePlan
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import is_remote
+from ckptconv.storage.paths import is_remote, normalize
 from ckptconv.text import some
 
 
@@ -48,26 +49,43 @@ def plan(source: Source, target: Target, options: Options) -> Output:
             f"The optimizer's states are numbered, as in {source.path}; FSDP2 needs names: --states {source.path} "
             "gives them, under the keys of --model-key and --optimizer-key."
         )
-    if source.family == "dcp" and not target.layout and (options.states or not options.fitting().get("map")):
-        notes.extend(_moved(source, options))
+    if not target.layout:
+        notes.extend(_moved(source, target.kind, options))
     return planned._replace(notices=planned.notices._replace(notes=tuple(notes)))
 
 
-def _moved(source: Source, options: Options) -> list[str]:
-    """Return a note on the keys of weights and states in `source`, where the output has others by default."""
-    layout = read_layout(Location(source.path, dict(options.storage_options)))
-    given, own = GIVEN.of(options), GIVEN.of(fitted(options, layout, source))
+def _moved(source: Source, kind: str, options: Options) -> Iterator[str]:
+    """Yield notes on the keys of weights and states in the checkpoints of torch that they come from, where an output of
+    this kind has others by default."""
+    given, is_mapped = GIVEN.of(options), bool(options.fitting().get("map"))
+    own, layout = given, None
+    if source.family == "dcp" and (options.states or not is_mapped):
+        layout = read_layout(Location(source.path, dict(options.storage_options)))
+        own = GIVEN.of(fitted(options, layout, source))
     keys = {"model_key": own.model_key} if own.model_key != given.model_key else {}
     if options.states and not given.optimizer_key and own.optimizer_key not in ("", DEFAULT_OPTIMIZER_KEY):
         keys["optimizer_key"] = own.optimizer_key
-    if not keys:
-        return []
-    words = " ".join(f"{flag(name)} {key}" for name, key in keys.items())
-    note = (
-        f"{source.path} has weights or states under other keys than the output: {some(keys.values(), form=str)}. "
-        f"{words} keeps them."
-    )
-    return [note]
+    if keys:
+        words = " ".join(f"{flag(name)} {key}" for name, key in keys.items())
+        yield (
+            f"{source.path} has weights or states under other keys than the output: {some(keys.values(), form=str)}. "
+            f"{words} keeps them."
+        )
+    may_be_flat = options.to != SHARDS and "flat_optimizer" not in entry_of(kind).refused
+    if options.states and may_be_flat and not given.flat_optimizer and _is_flat(options, layout):
+        yield (
+            f"{options.states} has the optimizer's settings by parameter, as torchtitan loads them, and the output by "
+            "group: --flat-optimizer keeps them by parameter."
+        )
+
+
+def _is_flat(options: Options, layout: Layout | None) -> bool:
+    """Whether the states come from a checkpoint of torch with flat states, which has this layout if the weights come
+    from it too."""
+    with contextlib.suppress(CkptconvError):
+        own = layout or read_layout(Location(normalize(options.states), dict(options.storage_options)))
+        return has_flat_states(own)
+    return False
 
 
 def _has_numbers(source: Source, options: Options, content: DcpContents) -> bool:

@@ -73,9 +73,9 @@ def _check_members(archive: Archive) -> None:
     try:
         index = strict_json.parse(archive.read(_INDEX).decode())
     except ValueError as error:
-        raise CorruptError(f"{archive.file.path}: its {_INDEX} is not JSON: {error}.") from None
+        raise CorruptError(f"{archive.file.path}: its {_INDEX} is not valid JSON: {error}.") from None
     if type(index) is not dict:
-        raise CorruptError(f"{archive.file.path}: its {_INDEX} is not an object.")
+        raise CorruptError(f"{archive.file.path}: its {_INDEX} is not a JSON object.")
     for name, row in archive.rows.items():
         folder, slash, _ = name.rpartition("/")
         if not name.endswith(_ENDINGS) or name.count("/") > 1 or "\\" in name or (slash and folder not in index):

@@ -185,7 +185,8 @@ def _locate_below(place: Location, tag: str) -> TagDirectory:
     raise UsageError(
         f"{place} is not a DeepSpeed checkpoint{with_tag}: there is neither `latest` nor a file named "
         "*_optim_states.pt or *_model_states.pt in it, or in a directory in it.",
-        "Give the directory that was passed to save_checkpoint. ckptconv convert takes checkpoints of other programs.",
+        "Give the directory that was passed to save_checkpoint. ckptconv convert takes checkpoints of other programs, "
+        "without --per-rank.",
     )
 
 

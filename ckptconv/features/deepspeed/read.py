@@ -498,6 +498,6 @@ def _facts(files: TagFiles, grid: _Grid, model: ModelFile, weights: Weights) -> 
 
 def _notes(location: Location, place: zero_files.TagDirectory, weights: Weights, wanted: Wanted) -> list[str]:
     is_other = place.reason and place.directory.path != location.path
-    is_left = weights.optimizer() and not (wanted.states or weights.states_error)
-    left = [f"{NOT_CONVERTED}the optimizer{STATES_ARE_CONVERTED}."] if is_left else []
+    is_left = (weights.optimizer() or weights.states_error) and not wanted.states
+    left = [f"{NOT_CONVERTED}the optimizer{'' if weights.states_error else STATES_ARE_CONVERTED}."] if is_left else []
     return [*([f"Took {place.directory}: {place.reason}."] if is_other else []), *left]

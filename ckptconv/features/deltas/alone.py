@@ -23,7 +23,7 @@ def _of_delta(file: LoneFile) -> bool:
 
 LONE = (
     LoneKind(
-        "is one file of a delta: it holds compressed differences, not weights.",
+        "is one file of a delta: it contains compressed differences, not weights.",
         "Apply it to the checkpoint that it changes: ckptconv patch BASE {} OUTPUT",
         _of_delta,
         is_written=True,

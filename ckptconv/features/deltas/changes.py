@@ -38,7 +38,10 @@ _MADE_BY: dict[str, tuple[Callable[[int], Xor | Overlay], int]] = {
 }
 # The most changes of encoding in a chain: each is an expression inside another.
 _MOST_NESTED = 32
-_APPLY_AGAIN = "Apply the deltas to another OUTPUT with `ckptconv patch`, and compare the two with `ckptconv diff`."
+_APPLY_AGAIN = (
+    "Apply the deltas again, into another OUTPUT, with `ckptconv patch`, and compare the two outputs with `ckptconv "
+    "diff`."
+)
 
 
 def delta_files(
@@ -75,16 +78,16 @@ def check_chain(deltas: Sequence[Delta]) -> None:
     for before, after in itertools.pairwise(deltas):
         if after.base_version != before.version:
             raise UsageError(
-                f"{after.path} changes version {after.base_version:06d}, and {before.path}, which comes before it, "
+                f"{after.path} changes version {after.base_version:06d}, but the delta before it, {before.path}, "
                 f"produces version {before.version:06d}.",
-                "Give all deltas in the order in which they were made. If they are in order, make the "
-                "later ones again, each with the next number: ckptconv diff --delta DIR --delta-version N.",
+                "Give all deltas in the order in which they were written. If they are in this order, write the later "
+                "deltas again, each with the next number: ckptconv diff --delta DIR --delta-version N.",
             )
     turns = sum(before.encoding != after.encoding for before, after in itertools.pairwise(deltas))
     if turns > _MOST_NESTED:
         raise UsageError(
             f"The encoding of these deltas changes {turns} times; at most {_MOST_NESTED} changes are supported.",
-            "Apply the first deltas, then the others to the result.",
+            "Apply some of the deltas first, then the others to that output.",
         )
 
 
@@ -94,18 +97,18 @@ def check_base(deltas: Sequence[Delta], tensors: Mapping[str, LazyTensor], alias
         unknown = [name for name in delta.payloads if name not in tensors and name not in aliases]
         if unknown and (key := _key_of(unknown, tensors)):
             raise UsageError(
-                f"{delta.path} changes {some(unknown, 3)}, which this base has below {key!r}.",
-                f"The delta was written with --key {key}: give it here too.",
+                f"{delta.path} changes {some(unknown, 3)}, but this base has these names below {key!r}.",
+                f"The delta was written with --key {key}: give this option here too.",
             )
         if unknown:
-            raise _other_base(delta, f"has no {some(unknown, 3)}, which the delta changes")
+            raise _other_base(delta, f"lacks {some(unknown, 3)}, which the delta changes")
         for name in delta.payloads:
             kept, size = aliases.get(name), delta.sizes.get(name)
             has = tensors[name if kept is None else kept].nbytes
             if delta.encoding == XOR and size not in (None, has):
-                raise _other_base(delta, f"has {has} bytes in {name!r}, of which the delta changes {size}")
+                raise _other_base(delta, f"has {has} bytes in {name!r}, but the delta is for {size} bytes")
             if kept is not None and delta.checksums.get(kept) != delta.checksums[name]:
-                raise _other_base(delta, f"ties {name!r} to {kept!r}, which the delta makes different")
+                raise _other_base(delta, f"ties {name!r} to {kept!r}, but the delta changes them to different values")
 
 
 def _key_of(unknown: Sequence[str], tensors: Collection[str]) -> str:
@@ -148,7 +151,7 @@ def _again(
     try:
         deltas = [read_delta(Location(path, dict(options.storage_options))) for path in paths if path]
     except UsageError as error:
-        message = f"{output} was made by `ckptconv patch`, and not all of its deltas can be read. {error.message}"
+        message = f"{output} was written by `ckptconv patch`, but not all of its deltas can be read. {error.message}"
         raise UsageError(message, _APPLY_AGAIN) from error
     check_chain(deltas)
     return source.computing(patch=deltas)
@@ -177,8 +180,8 @@ def _changed(tensor: LazyTensor, delta: Delta, name: str) -> LazyTensor:
 
 def _other_base(delta: Delta, why: str) -> CorruptError:
     return CorruptError(
-        f"{delta.path} was made for another base: this one {why}.",
-        "Give the checkpoint that it was made from, or the deltas in between.",
+        f"{delta.path} was written for another base: this base {why}.",
+        "Give the checkpoint from which the delta was written, or also give the deltas in between.",
     )
 
 

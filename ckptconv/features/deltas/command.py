@@ -26,7 +26,7 @@ def patch(
     base: Annotated[
         str,
         typer.Argument(
-            metavar="BASE", show_default=False, help=("The checkpoint that the first delta changes, of any format.")
+            metavar="BASE", show_default=False, help=("The checkpoint that the first delta changes, in any format.")
         ),
     ],
     words: Annotated[
@@ -34,8 +34,8 @@ def patch(
         typer.Argument(
             metavar="DELTA... OUTPUT",
             show_default=False,
-            help="Directories of deltas, in order; then a directory, or a name that ends in .safetensors, or in "
-            ".virtual.json.",
+            help="Directories of deltas, in order; then the output: a directory, or a name that ends in .safetensors "
+            "or .virtual.json.",
         ),
     ],
     **options: Any,

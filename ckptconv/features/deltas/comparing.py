@@ -19,14 +19,14 @@ class _Delta:
     )
     delta_encoding = Option(
         choice("auto", "xor", "overwrite"),
-        "Store the XOR of old and new bytes (xor), or the new bytes with their positions (overwrite); auto takes the "
+        "Store the XOR of old and new bytes (xor), or the new bytes with their positions (overwrite); auto selects the "
         "smaller.",
         default="auto",
         group=OUTPUT,
     )
     delta_checksum = Option(
         choice("adler32", "xxh3-128", "blake3"),
-        "The checksum to store for each new tensor; all but adler32 need a package.",
+        "The checksum to store for each new tensor; all except adler32 require a package.",
         default="adler32",
         group=OUTPUT,
     )

@@ -113,9 +113,9 @@ class Encoder:
                 continue
             if self._encoding == OVERWRITE:
                 raise UnsupportedError(
-                    f"{name!r} has {pair.one.nbytes} bytes, but positions in an overwrite delta reach only "
+                    f"{name!r} has {pair.one.nbytes} bytes, but the overwrite encoding supports at most "
                     f"{MOST_OVERWRITTEN}. No delta was written.",
-                    "Choose the other encoding: --delta-encoding xor.",
+                    "Use the other encoding: --delta-encoding xor.",
                 )
             self._kinds[OVERWRITE] = False
 
@@ -263,7 +263,7 @@ def _zstandard() -> Any:
         import zstandard
     except ImportError:
         raise UnsupportedError(
-            "A delta is compressed with zstandard, for which a package is not installed.", install("zstd")
+            "Deltas are compressed with zstandard, but no package for it is installed.", install("zstd")
         ) from None
     return zstandard
 

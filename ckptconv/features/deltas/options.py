@@ -11,7 +11,9 @@ from ckptconv.options.table import named_in
 class _Patching:
     """Options that only the command `patch` has."""
 
-    squash = Option(FLAG, "Join the deltas into one, and write it to OUTPUT, a directory.", group=OUTPUT, common=True)
+    squash = Option(
+        FLAG, "Join the deltas into one delta, and write it to the directory OUTPUT.", group=OUTPUT, common=True
+    )
 
 
 PATCHING = named_in(

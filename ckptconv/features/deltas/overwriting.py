@@ -46,7 +46,7 @@ def laid_out(
     ahead, behind = _Stream(stored(), damaged), _Stream(stored(), damaged)
     count = int.from_bytes(ahead.take(NUMBER), "little")
     if count > size:
-        raise damaged(f"it overwrites {count} bytes of a tensor of {size}")
+        raise damaged(f"it overwrites {count} bytes of a tensor of {size} bytes")
     behind.skip(NUMBER + NUMBER * count)
     left, last = count, -1
     positions, values = np.empty(0, "i8"), np.empty(0, "u1")
@@ -62,7 +62,7 @@ def laid_out(
                     raise damaged("the positions that it overwrites are not in ascending order")
                 last, left = int(positions[-1]), left - taken
                 if last >= size:
-                    raise damaged(f"it overwrites byte {last} of a tensor of {size}")
+                    raise damaged(f"it overwrites byte {last} of a tensor of {size} bytes")
             within = int(np.searchsorted(positions, stop))
             units[positions[:within] - start] = values[:within].astype("<u2") | 0xFF00
             positions, values = positions[within:], values[within:]
@@ -70,7 +70,7 @@ def laid_out(
                 break
         yield units.tobytes()
     if behind.take_any():
-        raise damaged(f"it is longer than the {NUMBER + CHANGE * count} bytes of {count} changes")
+        raise damaged(f"it is longer than the {NUMBER + CHANGE * count} bytes that {count} changes require")
 
 
 class _Stream:
@@ -105,5 +105,5 @@ class _Stream:
     def _next(self) -> bytes:
         chunk = next(self._chunks, b"")
         if not chunk:
-            raise self._damaged("it is shorter than its count of changes says")
+            raise self._damaged("it is shorter than its count of changes requires")
         return chunk

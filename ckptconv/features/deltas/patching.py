@@ -85,8 +85,8 @@ def patch(
     target = resolve_output(normalize(output), chosen)
     if target.kind not in ("file", "directory", "virtual"):
         raise UsageError(
-            f"{target.path} is not a name for safetensors, the output of patch.",
-            "Give a directory, or a name that ends in .safetensors, or in .virtual.json.",
+            f"{target.path} is not a name of a safetensors output, which patch writes.",
+            "Give a directory, or a name that ends in .safetensors or .virtual.json.",
         )
     check_spool(chosen.spool_dir)
     chosen = chosen.replaced(spool_dir=chosen.spool_dir or nearest_directory(target.path))
@@ -145,7 +145,9 @@ def _note(note: str) -> str:
 def _of_base(output: Output) -> Iterator[str]:
     """Yield a warning about values that no delta changes, such as the step of the training."""
     if recorded := output.notices.recorded:
-        yield f"The values under {some(recorded, form=str)} are those of BASE, because a delta changes only tensors."
+        yield (
+            f"The values under {some(recorded, form=str)} were copied from BASE, because a delta changes only tensors."
+        )
 
 
 def _unchecked(output: Output, expected: Mapping[str, Delta], path: str) -> Iterator[str]:
@@ -153,8 +155,8 @@ def _unchecked(output: Output, expected: Mapping[str, Delta], path: str) -> Iter
     names = [part.name for part in _parts(output) if part.nbytes and part.name not in expected]
     if names:
         yield (
-            f"not checked, because no delta changes them: {some(names)}. They are those of BASE. To compare all: "
-            f"ckptconv diff {shlex.quote(path)} B, with B as the checkpoint that the last delta leads to."
+            f"copied from BASE and not checked, because no delta changes them: {some(names)}. To compare all tensors: "
+            f"ckptconv diff {shlex.quote(path)} B, where B is the checkpoint that the last delta produces."
         )
 
 
@@ -232,9 +234,9 @@ class _Checker:
         name, delta = task
         checksum = self._checksum(self._tensors[name], delta)
         if checksum != delta.checksums[name]:
-            why = "is not the checkpoint that the delta was made from, or one of them is damaged."
+            why = "is not the checkpoint from which the delta was written, or one of the two is damaged."
             if self._checksum(self._before()[name], delta) == delta.checksums[name]:
-                why = "has this tensor as the delta makes it: the delta was applied to it before."
+                why = "has this tensor as the delta produces it: the delta was already applied."
             raise CorruptError(
                 f"{name!r} does not match {delta.path}: its {delta.checksum} is {checksum}, but "
                 f"{delta.checksums[name]} was expected. {self._base} {why}",

@@ -37,8 +37,8 @@ ZSTD = "zstd"
 # The most bytes of a tensor whose changes, and their positions, a u4 can count.
 MOST_OVERWRITTEN = (1 << 32) - 1
 # Advice on a difference that `average --minus` wrote, if its directory is taken for a delta.
-_ADDED = " A plain difference is added by `ckptconv average BASE DIFFERENCE --minus BASE OUTPUT --weights 2,1`."
-ORDER = "BASE comes before the deltas: ckptconv patch BASE DELTA... OUTPUT. "
+_ADDED = " To add a plain difference: `ckptconv average BASE DIFFERENCE --minus BASE OUTPUT --weights 2,1`."
+ORDER = "BASE must come before the deltas: ckptconv patch BASE DELTA... OUTPUT. "
 _VERSION = re.compile(r"\d{1,18}")
 # Bytes of the header of a frame: RFC 8878, section 3.1.1.
 _MOST_OF_HEAD = 18
@@ -73,21 +73,21 @@ def read_delta(place: Location) -> Delta:
     CorruptError if it contradicts itself, and UnsupportedError for an unknown encoding, compression or checksum.
     """
     if place.kind != "directory" or INDEX not in place.names:
-        missing = f"there is no {INDEX} in it" if place.kind == "directory" else f"it is {place.entry.described}"
+        missing = f"it contains no {INDEX}" if place.kind == "directory" else f"it is {place.entry.described}"
         if place.kind == "missing":
             missing = "it does not exist"
         added = _ADDED if place.kind == "directory" and "average" in COMMANDS else ""
-        hint = f"{ORDER if place.kind == 'file' else ''}`ckptconv diff A B --delta DIR` writes one.{added}"
+        hint = f"{ORDER if place.kind == 'file' else ''}`ckptconv diff A B --delta DIR` writes a delta.{added}"
         if place.kind == "file" and is_delta(place.parent):
-            hint = f"It is a file of one: give the directory, {place.parent}."
+            hint = f"It is a file of a delta: give the directory, {place.parent}."
         raise UsageError(f"{place} is not a delta: {missing}.", hint)
     where = place.join(INDEX)
     index = read_index(where)
     if index is None or "base_version" not in index.metadata:
         raise UsageError(
-            f"{place} is not a delta: its {INDEX} does not name the version that it changes.",
-            f"If it is a checkpoint, give it as BASE; `ckptconv diff BASE {place} --delta DIR` writes a "
-            "delta that leads to it.",
+            f"{place} is not a delta: its {INDEX} does not specify the version to change.",
+            f"If it is a checkpoint, give it as BASE; `ckptconv diff BASE {place} --delta DIR` writes a delta that "
+            "produces it.",
         )
     metadata = index.metadata
     encoding = _known(place, metadata, "delta_encoding", ENCODINGS)
@@ -101,7 +101,7 @@ def read_delta(place: Location) -> Delta:
     for name in dict.fromkeys(index.weight_map.values()):
         file = place.join(name)
         if file.kind != "file":
-            raise damaged(f"{file} is missing, but {where} names it.")
+            raise damaged(f"{file} is missing, but {where} lists it.")
         with file.open_reader() as reader:
             header = read_header(reader)
             # On a store, each would take a request.
@@ -110,10 +110,13 @@ def read_delta(place: Location) -> Delta:
         inputs[name] = header.identity
         listed = {key for key, value in index.weight_map.items() if value == name}
         if listed != header.tensors.keys():
-            raise damaged(f"{file} does not match {where}: {some(sorted(listed ^ header.tensors.keys()), 3)}.")
+            raise damaged(f"{file} and {where} do not both have {some(sorted(listed ^ header.tensors.keys()), 3)}.")
         for key, tensor in header.tensors.items():
             if tensor.dtype.name != "uint8" or len(tensor.shape) != 1:
-                raise damaged(f"{file}: {key!r} is a tensor of {tensor.dtype} {tensor.shape}, but a delta holds bytes.")
+                raise damaged(
+                    f"{file}: {key!r} is a tensor of {tensor.dtype} {tensor.shape}, but a delta must contain bytes "
+                    "(uint8, one dimension)."
+                )
             if key not in header.metadata:
                 raise damaged(f"{file} has no checksum of {key!r}, so it cannot be verified.")
             payloads[key], checksums[key] = tensor, header.metadata[key]
@@ -155,7 +158,7 @@ def _sizes(reader: Reader, payloads: Mapping[str, Stored]) -> Iterator[tuple[str
 def _known(place: Location, metadata: Mapping[str, Any], key: str, known: tuple[str, ...]) -> str:
     value = metadata.get(key)
     if type(value) is not str or value not in known:
-        raise UnsupportedError(f"{place}: its {key} is {brief(value)}; known values are {', '.join(known)}.")
+        raise UnsupportedError(f"{place}: its {key} is {brief(value)}; supported: {', '.join(known)}.")
     return value
 
 

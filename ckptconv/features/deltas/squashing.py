@@ -55,8 +55,8 @@ def squash(
     chosen = Options(**options)
     for name in _OF_WEIGHTS:
         if getattr(chosen, name) != getattr(Options(), name):
-            raise UsageError(f"--{name.replace('_', '-')} is about weights, and --squash writes a delta.")
-    places = [Location(path, dict(chosen.storage_options)) for path in listed(deltas, "There is no delta to join.")]
+            raise UsageError(f"--{name.replace('_', '-')} applies to weights, but --squash writes a delta.")
+    places = [Location(path, dict(chosen.storage_options)) for path in listed(deltas, "No delta was given to join.")]
     with no_garbage():
         chain = read_chain(places)
         before = opened(normalize(base), chosen, key=chosen.key)

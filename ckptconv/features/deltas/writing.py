@@ -25,7 +25,7 @@ from ckptconv.storage.files import held, look
 from ckptconv.storage.paths import normalize
 from ckptconv.text import Proposed, some
 
-_CHECKPOINT, _SMALLER = "send the new checkpoint itself", "take --delta-encoding auto"
+_CHECKPOINT, _SMALLER = "use the new checkpoint itself", "use --delta-encoding auto"
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class AskedDelta:
         check_installed(self.checksum)
         target = self._target(options)
         if target.is_file or look(normalize(self.path)).kind == "file":
-            raise UsageError(f"{self.path} is the name of a file, but a delta is a directory.")
+            raise UsageError(f"{self.path} is the name of a file, but a delta must be a directory.")
         return options.replaced(spool_dir=options.spool_dir or nearest_directory(target.path))
 
     def _target(self, options: Options) -> Target:
@@ -82,10 +82,10 @@ class AskedDelta:
         unlike = [tensor.name for tensor in difference.tensors if not tensor.is_alike]
         if unlike:
             raise UnsupportedError(
-                f"A delta changes tensors that {before.path} and {after.path} both have, with the same shape and "
-                f"dtype. These tensors do not fit: {some(unlike)}.",
-                "Give both sides the same names and dtypes with --rename and --dtype. --exclude leaves tensors out of "
-                "the delta: then the output of patch has none that are new, which take a whole checkpoint.",
+                f"A delta requires that {before.path} and {after.path} have the same tensors, with the same shapes and "
+                f"dtypes. They do not match in {some(unlike)}.",
+                "Give both sides the same names and dtypes with --rename and --dtype. --exclude omits tensors from the "
+                "delta. To add new tensors, use the whole checkpoint.",
             )
         # Names that are tied on both sides share a pair. Other readers find only the one that is kept in a base.
         ties = {tensor.name: tensor.tied for tensor in difference.tensors}
@@ -113,7 +113,7 @@ class AskedDelta:
         instead = [_CHECKPOINT] * is_larger + [_SMALLER] * (self.encoding == OVERWRITE)
         if size > whole > 0 and instead:
             difference.warnings.append(
-                f"the delta has {size} bytes, more than the {whole} of the tensors that it changes: "
+                f"the delta has {size} bytes, but the tensors that it changes have only {whole}: "
                 f"{', or '.join(instead)}."
             )
         fields = {
@@ -137,11 +137,11 @@ def asked(
         for name, value in zip(list(COMPARING)[1:], others, strict=True):
             if value != COMPARING[name].default:
                 raise UsageError(
-                    f"{COMPARING[name].flags[0]} needs --delta: it applies only to a delta.", "Give --delta DIR."
+                    f"{COMPARING[name].flags[0]} requires --delta: it applies only to a delta.", "Give --delta DIR."
                 )
         return None
     if optimizer:
-        raise UsageError("--delta is of weights, and --with-states asks for the optimizer states too.")
+        raise UsageError("--delta writes only weights, but --with-states also selects optimizer states.")
     if tolerance != (None, None):
         raise UsageError("--delta stores every changed bit, and cannot be combined with --rtol or --atol.")
     if getattr(options, "map", ""):

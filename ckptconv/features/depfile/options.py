@@ -12,8 +12,8 @@ class RuleOptions(Given):
 
     depfile: str = option(
         PATH,
-        "Write a rule for make to FILE, with the local files that the output needs. Its target is the output file; in "
-        "a directory, the index, or the only file of weights.",
+        "Write a Makefile rule to FILE, listing the local files on which the output depends. Its target is the "
+        "output file or, in a directory, the index or the only weights file.",
         metavar="FILE",
         group=OUTPUT,
     )

@@ -119,7 +119,7 @@ def escaped(name: str) -> str:
 
 
 def _unspeakable(name: str) -> UsageError:
-    return UsageError(f"{name!r} cannot be written to a Makefile, which --depfile needs.", "Rename it.")
+    return UsageError(f"--depfile cannot write {name!r}: Makefiles do not support this name.", "Rename it.")
 
 
 def _wrapped(first: str, names: Sequence[str]) -> list[str]:

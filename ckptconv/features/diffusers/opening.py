@@ -25,4 +25,4 @@ def advise(error: CkptconvError, path: str, options: Mapping[str, Any]) -> None:
     )
     if folder:
         command = f"ckptconv convert {shlex.quote(join(path, folder))} OUTPUT"
-        error.hint = f"{path} is a pipeline of several models. Convert one by its folder: {command}"
+        error.hint = f"{path} is a pipeline of several models. Convert one model by specifying its folder: {command}"

@@ -98,8 +98,8 @@ def together(place: Location, sources: Sequence[Source]) -> Source:
 def hint(place: Location) -> str:
     """Return a sentence on what to do with the pipeline at `place` if one model is needed."""
     models = [str(place.join(name)) for name in read(place).models]
-    sentence = "It is a diffusers pipeline of several models; convert and verify take it as a whole"
-    return f"{sentence}. Name one of them: {some(models, form=str)}"
+    sentence = "It is a diffusers pipeline of several models, which only convert and verify accept as a whole"
+    return f"{sentence}. Specify one of them: {some(models, form=str)}"
 
 
 def check_copied(source: Source, files: Mapping[str, File], options: Mapping[str, object]) -> None:
@@ -109,9 +109,9 @@ def check_copied(source: Source, files: Mapping[str, File], options: Mapping[str
     place = Location(files[MODULES].path, dict(options)).parent
     if inner := [name for name in folders(place) if name]:
         raise UsageError(
-            f"{source.path} is one module of a model of sentence-transformers, whose modules.json names others, in "
-            f"{some(inner, form=str)}: copying it alone would leave them out.",
-            "Convert the whole directory; or give --no-copy-config, and replace the weights in a copy of the "
+            f"{source.path} is one module of a sentence-transformers model, whose modules.json lists other modules, "
+            f"in {some(inner, form=str)}. A copy without them would be incomplete.",
+            "Convert the whole directory. Or use --no-copy-config, and replace the weights in a copy of the "
             "directory with the output.",
         )
 
@@ -129,8 +129,8 @@ def folders(place: Location) -> list[str]:
             if module["type"].endswith(_WITHOUT_FILES):
                 continue
             raise CorruptError(
-                f"{place.join(MODULES)} names a module in {folder!r}, but that folder does not exist.",
-                "Download or copy it again.",
+                f"{place.join(MODULES)} lists a module in {folder!r}, but that folder does not exist.",
+                "Download or copy the folder again.",
             )
         names.append(folder)
         if _ROUTER in inner.names:
@@ -164,8 +164,8 @@ def cast_warnings(source: Source, dtype: str, options: Mapping[str, object]) -> 
     if not isinstance(types, Mapping) or place.name not in types:
         return []
     warning = (
-        f"sentence-transformers loads {source.component} in float32, whatever its dtype is, but the Transformer in "
-        f"{dtype}, because both belong to a Router. After loading the model, give it one dtype: "
+        f"sentence-transformers loads {source.component} in float32, whatever its stored dtype, but the Transformer "
+        f"in {dtype}, because both belong to a Router. After loading, cast the model to one dtype: "
         f"model.to(torch.{dtype})."
     )
     return [warning]
@@ -180,14 +180,14 @@ def _of_diffusers(place: Location) -> Pipeline:
     lacking = [name for name in classes if name not in place.names or place.names[name].kind != "directory"]
     if lacking:
         raise CorruptError(
-            f"{place.join(_INDEX)} names {some(classes)}, but the folders {some(lacking)} do not exist.",
-            "Download or copy them again.",
+            f"{place.join(_INDEX)} lists {some(classes)}, but the folders {some(lacking)} do not exist.",
+            "Download or copy the folders again.",
         )
     models = [name for name in classes if model_files.holds_whole(place.join(name).names)]
     for name, of in classes.items():
         if name not in models and not of.removesuffix("Fast").endswith(_OF_SETTINGS):
             raise UnsupportedError(
-                f"{place.join(name)} is a folder for a {of}, but holds no weights with a known name: it holds "
+                f"{place.join(name)} is a folder for a {of}, but contains no weights with a known name. It contains "
                 f"{some(sorted(place.join(name).names), form=str)}.",
                 "Copy the weights there: .bin files or safetensors.",
             )

@@ -27,7 +27,7 @@ class _Settings(NamedTuple):
 def check(executor: object) -> None:
     """Raise UsageError if `executor` is none."""
     if not callable(getattr(executor, "submit", None)):
-        raise UsageError(f"executor {brief(executor)} is not an executor of concurrent.futures.")
+        raise UsageError(f"executor {brief(executor)} is not a concurrent.futures executor.")
 
 
 def make_all(
@@ -67,7 +67,7 @@ def make_all(
         if isinstance(error, (CkptconvError, MemoryError)) or not isinstance(error, Exception):
             raise
         raise FailedError(
-            f"The executor did not carry out its tasks: {type(error).__name__}: {error}.",
+            f"The executor did not complete its tasks: {type(error).__name__}: {error}.",
             "Run the command again: finished files are kept.",
         ) from error
 
@@ -86,9 +86,9 @@ def make_elsewhere(task: Task, known: _Settings) -> Result | CkptconvError:
     except CkptconvError as error:
         return error
     except MemoryError:
-        return FailedError(f"The worker has not enough memory for {task.file.name}.")
+        return FailedError(f"The worker does not have enough memory for {task.file.name}.")
     except Exception as error:
-        return FailedError(f"{task.file.name} could not be made: {type(error).__name__}: {error}.")
+        return FailedError(f"{task.file.name} could not be written: {type(error).__name__}: {error}.")
 
 
 def _made(task: Task, known: _Settings) -> Result:

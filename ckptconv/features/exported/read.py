@@ -85,7 +85,7 @@ def read(place: Location, wanted: Wanted) -> Source:
         if len(described) + len(saved) != 1:
             several = some([*described, *saved]) or "none"
             raise UnsupportedError(
-                f"{place} has the weights of {several}; only archives with one program are supported."
+                f"{place} contains the weights of {several}; only archives with one program are supported."
             )
         opaque: list[str] = []
         if described:
@@ -112,7 +112,7 @@ def _described(archive: Archive, name: str) -> dict[str, LazyTensor]:
     """Return the weights that a description names."""
     where = f"{archive.file.path} ({archive.prefix}{name})"
     if archive.read("byteorder", b"little") != b"little":
-        raise UnsupportedError(f"{archive.file.path} is big-endian.", "Export it on a machine that is not.")
+        raise UnsupportedError(f"{archive.file.path} is big-endian.", "Export it on a little-endian machine.")
     try:
         description = strict_json.check(strict_json.parse(archive.read(name).decode()), _SHAPE, "it")
     except ValueError as error:
@@ -129,21 +129,23 @@ def _weight(archive: Archive, where: str, payload: dict[str, Any], dtypes: dict[
     """Return a weight; `dtypes` are those of members that were named before."""
     meta, path = payload["tensor_meta"], payload["path_name"]
     if payload["use_pickle"] or meta is None or meta["layout"] != _STRIDED or meta["dtype"] not in _DTYPES:
-        raise UnsupportedError(f"{where} is not a plain tensor: torch.load turns it into an object.")
+        raise UnsupportedError(
+            f"{where} is stored as an object that torch.load restores; only plain tensors are supported."
+        )
     shape, strides = (tuple(size_entry["as_int"] for size_entry in meta[name]) for name in ("sizes", "strides"))
     row = archive.rows.get(f"{archive.prefix}{_WEIGHTS}{path}")
     if row is None:
-        raise CorruptError(f"{where} is in {path}, which the archive lacks.")
+        raise CorruptError(f"{where} refers to {path}, which the archive does not contain.")
     if archive.methods[row]:
         raise UnsupportedError(f"{where} is compressed.", "Unpack the archive, and pack it without compression.")
     dtype = DTYPES[_DTYPES[meta["dtype"]]]
     if dtypes.setdefault(path, dtype.name) != dtype.name:
-        raise CorruptError(f"{where} is {dtype}, but another weight in {path} is {dtypes[path]}.")
+        raise CorruptError(f"{where} has the dtype {dtype}, but another weight in {path} has {dtypes[path]}.")
     offset = meta["storage_offset"]["as_int"]
     last = offset + sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=False))
     is_empty = 0 in shape
     if len(shape) != len(strides) or len(shape) > _MAX_DIMS or archive.sizes[row] % dtype.itemsize:
-        raise CorruptError(f"{where} has an impossible layout: {list(shape)}, by {list(strides)}.")
+        raise CorruptError(f"{where} has an invalid layout: shape {list(shape)}, strides {list(strides)}.")
     if not is_empty and (last + 1) * dtype.itemsize > archive.sizes[row]:
         raise CorruptError(f"{where} ends at element {last} of {path}, which has only {archive.sizes[row]} bytes.")
     at = 0 if is_empty else offset * dtype.itemsize
@@ -155,7 +157,7 @@ def _saved(archive: Archive, reader: Reader, name: str) -> tuple[dict[str, LazyT
     row = archive.rows[archive.prefix + name]
     if archive.methods[row]:
         raise UnsupportedError(
-            f"{archive.file.path}: member {brief(name)} is compressed.", "Unpack it, and convert it."
+            f"{archive.file.path}: member {brief(name)} is compressed.", "Unpack the member, and convert it."
         )
     try:
         content = read_zip(reader, archive.start + archive.payloads[row], archive.sizes[row], limits=WHOLE_TREES)

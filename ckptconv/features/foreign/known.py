@@ -21,22 +21,24 @@ from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, dirname, is_quoted
 
 _CORRUPT, _UNSUPPORTED = CorruptError, UnsupportedError
-_AGAIN = "Download it again, and read the answer of the server."
+_AGAIN = "Download it again, and check the server's response."
 _PAGE = "is a web page, not a checkpoint."
-_AT_ADDRESS = f"The address of a directory ends in /. If this is that of a file: {_AGAIN[0].lower()}{_AGAIN[1:]}"
+_AT_ADDRESS = f"The address of a directory must end in /. If it is a file, {_AGAIN[0].lower()}{_AGAIN[1:]}"
 _UNPACK = "Unpack it first."
-_PIPED = "Unpack it first, or on the way: {} FILE | ckptconv convert - OUTPUT."
-_NAME_ONE = f"{_PIPED} One file in a tar archive called .tar.gz, .tar.bz2 or .tar.xz can be named: tar://NAME::FILE"
+_PIPED = "Unpack it first, or pipe it: {} FILE | ckptconv convert - OUTPUT."
+_NAME_ONE = (
+    f"{_PIPED} To convert one file of a tar archive called .tar.gz, .tar.bz2 or .tar.xz, specify it: tar://NAME::FILE"
+)
 _OTHERS = "ckptconv reads files of PyTorch, DeepSpeed and safetensors."
 _ARRAYS = "Load it with numpy.load, and write its arrays with safetensors.numpy.save_file."
-_KERAS = "Load it in Keras, and write the arrays of get_weights, by name, with safetensors.numpy.save_file."
+_KERAS = "Load it in Keras, and write the arrays of get_weights, with their names, with safetensors.numpy.save_file."
 _TF = "Read it with tf.train.load_checkpoint, and write its arrays with safetensors.numpy.save_file."
-_FLAX = "Load it with flax.serialization.msgpack_restore, and write it, flat, with safetensors.flax.save_file: "
-_FLAX += "flax.traverse_util.flatten_dict(d, sep='.') makes it so."
+_FLAX = "Load it with flax.serialization.msgpack_restore, flatten it with flax.traverse_util.flatten_dict(d, sep='.'), "
+_FLAX += "and write it with safetensors.flax.save_file."
 _PADDLE = "Load it with paddle.distributed.load_state_dict, and save it as safetensors, as PaddleFormers does."
-_OF_RANKS = 'Only these programs load it, with load_format="sharded_state": convert the original model instead.'
-_FOR_DEVICES = "It was exported from a model for devices: convert the original model instead."
-_BESIDE = "Give the other file: its name lacks the leading ._ of this one."
+_OF_RANKS = 'Only vLLM and SGLang load it, with load_format="sharded_state": convert the original model instead.'
+_FOR_DEVICES = "It was exported from a model for use on devices: convert the original model instead."
+_BESIDE = "Specify that other file: its name lacks the leading ._ of this file."
 _EXPORTED = "Load it with torch.export.load, and save its state_dict with torch.save."
 # The most directories of a level that are searched.
 _LOOKED_AT = 50
@@ -68,7 +70,7 @@ _BEGINNINGS: tuple[tuple[bytes, type[CkptconvError], str, str], ...] = (
     (
         b"|TZR|",
         _UNSUPPORTED,
-        "is a file of tensorizer.",
+        "is a tensorizer file.",
         "Load it with tensorizer.TensorDeserializer, and write its tensors with safetensors.torch.save_file.",
     ),
     (
@@ -81,7 +83,7 @@ _BEGINNINGS: tuple[tuple[bytes, type[CkptconvError], str, str], ...] = (
     (
         b"# This file tracks properties of this Flutter project",
         _UNSUPPORTED,
-        "is a description of a Flutter project, not of a checkpoint.",
+        "is a description of a Flutter project, not a checkpoint.",
         _OTHERS,
     ),
 )
@@ -93,7 +95,7 @@ _SIGNS: tuple[tuple[re.Pattern[bytes], str, str], ...] = (
             rb"\x08[\x01-\x20](?:\x12[\x00-\x3f][ -~]*[\x1a\x22\x28\x32\x3a\x42]|\x3a[\x80-\xff]*[\x01-\x7f]\x0a)"
         ),
         "is an ONNX model.",
-        "Write onnx.numpy_helper.to_array of its initializers, by name, with safetensors.numpy.save_file.",
+        "Save onnx.numpy_helper.to_array of each initializer, by name, with safetensors.numpy.save_file.",
     ),
     (
         # A value: its tag, and a tensor whose dtype follows its extents.
@@ -101,7 +103,7 @@ _SIGNS: tuple[tuple[re.Pattern[bytes], str, str], ...] = (
             rb"\x0a[\x80-\xff]{0,4}[\x00-\x7f]\x0a[\x01-\x7f][ -~]+\x12[\x80-\xff]{0,4}[\x00-\x7f]"
             rb"(?:\x08[\x80-\xff]*[\x00-\x7f]|\x0a[\x00-\x7f][^\x12]*)*\x12[\x03-\x0a](?:B?[Ff]loat|U?[Ii]nt|Bool|Complex|str)"
         ),
-        "is a checkpoint of MindSpore.",
+        "is a MindSpore checkpoint.",
         "Convert it with mindspore.ckpt_to_safetensors.",
     ),
     (
@@ -114,37 +116,37 @@ _SIGNS: tuple[tuple[re.Pattern[bytes], str, str], ...] = (
     ),
     (re.compile(rb"....FT01FH01", re.DOTALL), "is an ExecuTorch data file (.ptd).", _FOR_DEVICES),
     (re.compile(rb"....ET\d\d", re.DOTALL), "is an ExecuTorch program (.pte).", _FOR_DEVICES),
-    (re.compile(rb"....TFL3", re.DOTALL), "is a model of TensorFlow Lite.", _FOR_DEVICES),
+    (re.compile(rb"....TFL3", re.DOTALL), "is a TensorFlow Lite model.", _FOR_DEVICES),
 )
 # Members of foreign zip archives: the last part of a name, a description of the archive, the hint.
 _ARCHIVES = (
     ("archive_format", "an archive of torch.export (.pt2)", _EXPORTED),
     ("serialized_exported_program.json", "an archive of torch.export (.pt2)", _EXPORTED),
-    ("extern_modules", "a package of torch.package", "Load its contents, and save them with torch.save."),
-    ("model.weights.h5", "an archive of Keras (.keras)", _KERAS),
+    ("extern_modules", "a torch.package archive", "Load its contents, and save them with torch.save."),
+    ("model.weights.h5", "a Keras archive (.keras)", _KERAS),
     (
         "model_index.json",
-        "an archive of diffusers (DDUF)",
-        "Unpack it, and convert the directory; or DiffusionPipeline.from_pretrained(dduf_file=…).save_pretrained(DIR).",
+        "a diffusers archive (DDUF)",
+        "Unpack and convert it, or use DiffusionPipeline.from_pretrained(dduf_file=…).save_pretrained(DIR).",
     ),
-    (".npy", "an archive of numpy's arrays (.npz), as MLX also writes", _ARRAYS),
+    (".npy", "an archive of numpy arrays (.npz), a format that MLX also writes", _ARRAYS),
 )
 # Directories that are not read: a pattern for a whole name in one, a description of the directory, the hint.
 _DIRECTORIES: tuple[tuple[str, str, str], ...] = (
-    (r"\d+\.metadata", "a checkpoint of Paddle (FlexCheckpoint)", _PADDLE),
-    (r"saved_model\.(?:pb|pbtxt|cpb)", "a SavedModel of TensorFlow", _TF),
-    (r".+\.data-\d{5}-of-\d{5}", "a checkpoint of TensorFlow", _TF),
-    (r"flax_model(?:-\d{5}-of-\d{5})?\.msgpack(?:\.index\.json)?", "a model of Flax", _FLAX),
-    (r".+\.mlmodel", "a package of Core ML", _FOR_DEVICES),
+    (r"\d+\.metadata", "a Paddle checkpoint (FlexCheckpoint)", _PADDLE),
+    (r"saved_model\.(?:pb|pbtxt|cpb)", "a TensorFlow SavedModel", _TF),
+    (r".+\.data-\d{5}-of-\d{5}", "a TensorFlow checkpoint", _TF),
+    (r"flax_model(?:-\d{5}-of-\d{5})?\.msgpack(?:\.index\.json)?", "a Flax model", _FLAX),
+    (r".+\.mlmodel", "a Core ML package", _FOR_DEVICES),
     # The first of these files alone may be the model.
-    (r"model-rank-(?!0-part-0\.)\d+-part-\d+\.safetensors", "the shards of the ranks of vLLM or SGLang", _OF_RANKS),
+    (r"model-rank-(?!0-part-0\.)\d+-part-\d+\.safetensors", "a per-rank checkpoint of vLLM or SGLang", _OF_RANKS),
 )
 
 
 def check_file(path: str, head: bytes, size: int) -> None:
     """Raise the error for the file at `path`, of `size` bytes, if its first 512 bytes show that it is foreign."""
     if basename(path) in POINTERS and size <= MAX_TAG and head.isascii():
-        raise UsageError(f"{path} only says which step is the last one.", f"Give the directory: {dirname(path)}")
+        raise UsageError(f"{path} contains only the name of the last step.", f"Give the directory: {dirname(path)}")
     if error := foreign_file(path, head, size):
         raise error
 
@@ -161,9 +163,9 @@ def foreign_file(path: str, head: bytes, size: int) -> CkptconvError | None:
                 return UsageError(f"{path} {description}", _AT_ADDRESS)
             return kind(f"{path} {description}", hint)
     if not size:
-        return CorruptError(f"{path} is empty (0 bytes).", "It was probably never written: find another copy.")
+        return CorruptError(f"{path} is empty (0 bytes).", "The file was probably never written: use another copy.")
     if not head.strip(b"\0"):
-        return damaged(f"{path} begins with zeros only: its space was allocated, but not written.")
+        return damaged(f"{path} begins with zeros only: its space was allocated, but its data was not written.")
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= size - 8:
         return UnsupportedError(f"{path} is a safetensors file already.", "It needs no conversion.")
     if head[257:262] == b"ustar":
@@ -188,7 +190,7 @@ def check_directory(place: Location, names: Collection[str]) -> None:
     """Raise the error for the directory at `place` if `names` in it show that it is foreign."""
     for pattern, description, hint in _DIRECTORIES:
         if any(re.fullmatch(pattern, name) for name in names):
-            raise UnsupportedError(f"{place} is {description}, which is not read.", hint)
+            raise UnsupportedError(f"{place} is {description}, which is not supported.", hint)
 
 
 def check_below(place: Location) -> None:

@@ -13,7 +13,7 @@ class GraftOptions(Given):
     graft: tuple[str, ...] = option(
         TEXTS,
         "Add the tensors of REF, a checkpoint, whose names match GLOB, unchanged; repeatable. --fill adds missing "
-        "tensors, cast as the output is.",
+        "tensors, cast to the dtypes of the output.",
         metavar="REF:GLOB",
         group=TAKE,
     )

@@ -109,4 +109,4 @@ async def pass_on(
     if length is not None and done != length:
         raise ShortReadError(f"{done} bytes arrived, but {length} were requested")
     if check.wrong:
-        raise WrongAnswerError(f"the data does not have the checksum ({check.wrong}) that its server states")
+        raise WrongAnswerError(f"the data does not match the checksum ({check.wrong}) that its server sent")

@@ -69,7 +69,9 @@ async def _from_http(
         check_version(answer.headers.get("ETag"), version)
         encoding = answer.headers.get("Content-Encoding", "identity")
         if encoding not in ("", "identity"):
-            raise WrongAnswerError(f"its server sends it compressed ({encoding[:40]}), although that was not requested")
+            raise WrongAnswerError(
+                f"its server sends it compressed ({encoding[:40]}), although no compression was requested"
+            )
         length = answer.content_length if stop is None else stop - start
         if stop is not None and answer.status != 206 and (start or answer.content_length != length):
             raise NoRangesError("its server sends only whole files, not ranges")
@@ -144,5 +146,5 @@ STORE = Store(
     ranges=_ranges,
     pinned=pinned,
     taken=taken,
-    instead="Plain HTTP servers accept no uploads: give another OUTPUT, such as model.safetensors.",
+    instead="Plain HTTP servers accept no uploads: use another OUTPUT, such as model.safetensors.",
 )

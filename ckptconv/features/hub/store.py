@@ -33,12 +33,12 @@ _TOKEN = "set HF_TOKEN to a token that may read it, or run `hf auth login`"
 _REFUSALS = {
     "GatedRepoError": (
         "its repository is gated, and your access was not granted",
-        "Ask for access on its hub page, then set HF_TOKEN to your token, or run `hf auth login`.",
+        "Request access on its hub page, then set HF_TOKEN to your token, or run `hf auth login`.",
     ),
     "DisabledRepoError": ("its repository is disabled on the hub", "See its page on the hub."),
 }
 _NAMED = (
-    "Write it as hf://organization/model, with an optional @revision and path: hf://organization/model@revision/path."
+    "Use the form hf://organization/model, with an optional @revision and path: hf://organization/model@revision/path."
 )
 
 
@@ -93,7 +93,7 @@ def _resolved(fs: Any, inner: str, url: str) -> str:
     except errors.OfflineModeIsEnabled as error:
         raise UsageError(
             f"{url} cannot be read: it is on the hub, but HF_HUB_OFFLINE is set.",
-            "Unset HF_HUB_OFFLINE, or give the directory of a local copy.",
+            "Unset HF_HUB_OFFLINE, or specify the directory of a local copy.",
         ) from error
     except (ValueError, NotImplementedError) as error:
         raise UsageError(f"{url} is not a path on the hub: {' '.join(str(error).split())}", _NAMED) from error
@@ -118,7 +118,7 @@ def _refused(url: str, error: BaseException, errors: Any) -> UsageError | None:
     if isinstance(cause, errors.RevisionNotFoundError):
         return MissingError(
             f"{url} does not exist: its repository has no such revision.",
-            "Give a branch, a tag or a commit; write a / in the name of a branch as %2F.",
+            "Specify a branch, a tag or a commit; write a / in the name of a branch as %2F.",
         )
     if isinstance(cause, errors.RepositoryNotFoundError):
         return MissingError(
@@ -171,5 +171,5 @@ STORE = Store(
     plain=without_revision,
     repository=True,
     meant=meant,
-    instead="Write a local directory with --for-hub, and upload it with `hf upload`.",
+    instead="Write to a local directory with --for-hub, and upload it with `hf upload`.",
 )

@@ -12,10 +12,10 @@ from ckptconv.features.inspect.options import OF_INSPECT
 from ckptconv.options.table import OPTIONS
 
 OTHER_OPTIONS = {
-    "--dtype": "It is --as DTYPE here.",
+    "--dtype": "In inspect, this option is --as DTYPE.",
     "--tensor --tensors --name": "Use --include NAME.",
     "--keys --names --all --list --full": (
-        "Use --key PATH for a part. ckptconv inspect -v shows the name of every tensor."
+        "Use --key PATH to show a part. ckptconv inspect -v shows all tensor names."
     ),
 }
 OTHER_WORDS = {
@@ -30,14 +30,17 @@ OTHER_WORDS = {
     *named("raw tag"),
     OF_INSPECT["depth"],
     *named("as_"),
-    OPTIONS["max_shard_size"].explained("With --as: in files of at most SIZE."),
+    OPTIONS["max_shard_size"].explained("With --as: the maximum size of each file."),
     *named("key include exclude dequantize map size"),
     *named("stats html overwrite"),
     *SHOWING,
 )
 def inspect_(
     path: Annotated[
-        str, typer.Argument(metavar="PATH", show_default=False, help="A file, a directory or a URL, of any format.")
+        str,
+        typer.Argument(
+            metavar="PATH", show_default=False, help="A file, a directory or a URL, in any supported format."
+        ),
     ],
     *,
     depth: int | None = None,

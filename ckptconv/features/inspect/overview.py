@@ -255,7 +255,7 @@ def _values(summary: Summary, width: int | None, verbose: bool) -> Iterator[Line
     verdict = (
         f"{len(broken):,} of {count_of(len(measured), 'tensor')} with NaN or infinities"
         if broken
-        else f"all are finite in the {count_of(len(measured), 'tensor')} read"
+        else f"all values are finite in the {count_of(len(measured), 'tensor')} read"
     )
     beside = [note for note in (*summary.notes, *summary.warnings) if note.startswith(NOT_READ)]
     verdict += "".join(f"; not read: {note.removeprefix(NOT_READ).partition('. ')[0]}" for note in beside)
@@ -341,7 +341,7 @@ def _classes(summary: Summary, width: int | None) -> Iterator[Line]:
         start = "classes kept as inert data, never run: "
         yield from _wrapped(_after(start, summary.opaque), ", ", width, "warning")
     if known:
-        yield from _wrapped(_after("classes and functions mentioned, understood as data: ", known), ", ", width, "dim")
+        yield from _wrapped(_after("classes and functions mentioned, read as data only: ", known), ", ", width, "dim")
 
 
 def _conversion(summary: Summary, width: int | None) -> Iterator[Line]:

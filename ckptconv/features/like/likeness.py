@@ -9,6 +9,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
 from ckptconv.errors import DifferenceError, UsageError
@@ -30,6 +31,10 @@ from ckptconv.tensors.dtypes import DType, can_cast
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import some
 
+# The modules whose `between` names the maps from some names to others.
+_MAPPING: tuple[str, ...] = (
+    "ckptconv.features.maps.fitting",
+)  # fmt: skip
 # The most differences of one kind that an error lists; it counts them all.
 MOST_LISTED = 1000
 # Names that are tried for a hint, of those that are missing and of those that have no place.
@@ -147,7 +152,7 @@ def check(
     reference = source.reference.path if source.reference else ""
     raise DifferenceError(
         f"{source.path} does not match the tensors of {reference}: {differences}.",
-        " ".join(_hints(kinds, tensors, wanted)),
+        " ".join(_of_maps(source, comparison.kinds) or _hints(kinds, tensors, wanted)),
         what="reference",
         file=reference,
         counts={"matched": len(comparison.matched), **{kind: len(names) for kind, names in kinds.items()}},
@@ -157,7 +162,7 @@ def check(
 
 _WORDS = {
     "missing": "missing",
-    "extra": "that the reference lacks",
+    "extra": "not in the reference",
     "shape": "with another shape",
     "dtype": "with a dtype that cannot be cast to that of the reference",
 }
@@ -165,6 +170,17 @@ _WORDS = {
 
 def _described(kind: Typed | None) -> dict[str, Any] | None:
     return None if kind is None else {"dtype": kind.dtype.name, "shape": list(kind.shape)}
+
+
+def _of_maps(source: Source, kinds: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return advice about the maps that give all names of the source the names of the reference, if it has no map."""
+    extra, missing = kinds.get("extra", ()), kinds.get("missing", ())
+    if "map" in source.computed or not (extra and missing):
+        return []
+    maps = [name for module in _MAPPING for name in import_module(module).between(extra, missing)]
+    shown = f"the built-in map{'s' * (len(maps) > 1)} {some(maps, form=str)}"
+    advice = f"The names of both are in {shown}: give that of the program that wrote the input with --map NAME."
+    return [advice] if maps else []
 
 
 def _hints(
@@ -180,12 +196,12 @@ def _hints(
         yield "Merge an adapter into its base with: ckptconv merge BASE ADAPTER OUTPUT."
         return
     if any(wanted[name].dtype.itemsize == 1 for name in kinds.get("dtype", ())):
-        yield "The weights of the reference are quantized: --like takes one with plain weights."
+        yield "The weights of the reference are quantized, but --like requires a reference with plain weights."
         return
     if missing:
-        yield "Take missing tensors from the reference with --fill, or leave them out with --partial."
+        yield "Copy missing tensors from the reference with --fill, or omit them with --partial."
     if extra:
-        yield "Leave out extra tensors with --exclude."
+        yield "Exclude extra tensors with --exclude."
     if missing and extra:
         yield "Convert the names of another framework with --map."
     if resized := _resized(kinds.get("shape", ()), tensors, wanted):
@@ -251,7 +267,7 @@ def _renaming(
     option += "".join(f" --exclude {shlex.quote(glob.escape(name))}" for name in others[:_EXCLUDED])
     left = len(missing) - len(named)
     more = (
-        (f" Take the other {left:,} missing tensors from the reference with --fill, or leave them out with --partial.")
+        (f" Copy the other {left:,} missing tensors from the reference with --fill, or omit them with --partial.")
         if left
         else ""
     )
@@ -289,11 +305,11 @@ def _check_like(source: Source, options: LikeOptions) -> None:
     """Raise UsageError for options about a reference without one, or that exclude each other."""
     names = " and ".join(name for name in ("--partial", "--fill") if getattr(options, name[2:]))
     if names and source.reference is None:
-        raise UsageError(f"{names} needs a reference.", "Give it with --like REF.")
+        raise UsageError(f"{names} requires a reference.", "Give a reference with --like REF.")
     if options.partial and options.fill:
         raise UsageError(
-            "--partial and --fill contradict each other: one leaves out missing tensors, the other takes them "
-            "from the reference.",
+            "--partial and --fill cannot be combined: --partial omits missing tensors, --fill copies them from the "
+            "reference.",
             "Give one of them.",
         )
 

@@ -20,10 +20,13 @@ class LikeOptions(Given):
         fallback={"verify": "from the manifest"},
         common=True,
     )
-    partial: bool = deciding(FLAG, "Leave out the tensors of REF that the input lacks, and list them.", group=NAMING)
-    fill: bool = deciding(FLAG, "Take the tensors that the input lacks from REF.", group=NAMING)
+    partial: bool = deciding(FLAG, "Omit the tensors of REF that the input lacks, and list them.", group=NAMING)
+    fill: bool = deciding(FLAG, "Copy the tensors that the input lacks from REF.", group=NAMING)
 
 
 GIVEN = LikeOptions
 # Other words for it, as options.
-OTHER_OPTIONS = {"--keep-dtype": "--like REF gives each tensor the dtype that it has in REF."}
+OTHER_OPTIONS = {
+    "--keep-dtype": "--like REF gives each tensor the dtype that it has in REF.",
+    "--hf-assets-path": "--like REF takes config.json and the tokenizer of the model REF.",
+}

@@ -66,15 +66,16 @@ def inert(value: Any) -> Any:
 def _reduced(value: Any) -> Global | Opaque:
     if type(value).__module__.startswith(_OWN):
         raise UsageError(
-            f"The tree holds a {class_name(type(value))}, a handle with paths and store settings, which cannot be "
+            f"The tree contains a {class_name(type(value))}, a handle with paths and store settings, which cannot be "
             "saved.",
-            "Put its tensors into the tree instead.",
+            "Replace the handle with its tensors.",
         )
     try:
         reduced = value.__reduce_ex__(4)
     except Exception as error:
         raise UsageError(
-            f"The tree holds a {class_name(type(value))}, which cannot be recorded as data: {str(error).rstrip('.')}.",
+            f"The tree contains a {class_name(type(value))}, which cannot be recorded as data: "
+            f"{str(error).rstrip('.')}.",
             "Remove it, or put its contents into plain containers.",
         ) from error
     if isinstance(reduced, str):
@@ -271,6 +272,6 @@ def _numpy_value(node: NumpyScalar | NumpyArray) -> Any:
     dtype = numpy.dtype(node.dtype)
     shape, order = (node.shape, node.order) if type(node) is NumpyArray else ((), "C")
     if len(node.data) != math.prod(shape) * dtype.itemsize:
-        raise ValueError("the data is not of this size")
+        raise ValueError("the size of the data does not match its shape and dtype")
     array = numpy.ndarray(shape, dtype, bytearray(node.data), order=order).copy(order)
     return array if type(node) is NumpyArray else array[()]

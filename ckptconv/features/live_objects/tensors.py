@@ -58,8 +58,8 @@ def bare(tensor: Any) -> tuple[Any, TensorFacts]:
     kind = type(tensor)
     if kind is not torch.Tensor and hasattr(tensor, "full_tensor"):
         raise UsageError(
-            "The tree holds a DTensor; this process has only a part of it.",
-            "Call full_tensor() on it, in all processes, or save it with torch.distributed.checkpoint.",
+            "The tree contains a DTensor, of which this process has only a part.",
+            "Call full_tensor() on it in all processes, or save it with torch.distributed.checkpoint.",
         )
     if kind is not torch.Tensor and is_storage(tensor):
         dtype = getattr(tensor, "dtype", torch.uint8)

@@ -70,14 +70,15 @@ class ChosenMap:
             hint = f"{others} {error.hint}" if is_ours else error.hint.replace("If it is: add", "Add")
             if prefix := prefix_before(tensors, self.map):
                 hint = (
-                    f"Without {quoted(prefix)}, which all names begin with, it has them: give --strip-prefix {prefix}"
+                    f"All names begin with {quoted(prefix)}; without this prefix, the map has rules for them: give "
+                    f"--strip-prefix {prefix}"
                 )
             raise UnknownNamesError(error.message, hint.rstrip()) from None
         contradicted = [*doubts(self.map.name, self.config)]
         if applied.lacking:
             contradicted.append(
-                f"the map {self.map.name} is for models that have {some(applied.lacking)}, which is missing here: is "
-                f"this the right map? {names_of_maps(fitting(tensors, self.map.name))}"
+                f"the map {self.map.name} is for models that have {some(applied.lacking)}, but this checkpoint does "
+                f"not: is this the right map? {names_of_maps(fitting(tensors, self.map.name))}"
             )
         return replace(applied, unchecked=(*applied.unchecked, *contradicted))
 
@@ -105,12 +106,15 @@ def of_record(record: Any, where: str, back: bool = False) -> ChosenMap:
         or not all(isinstance(record[key], str) for key in _TEXTS)
         or not isinstance(record["sizes"], dict)
     ):
-        raise UsageError(f"{where}: its record of a map is not valid: {brief(record)}.")
+        raise UsageError(f"{where}: the record of its map is not valid: {brief(record)}.")
     sizes = SIZES.parse(record["sizes"], f"{where}, the size")
     map_ = parse_map(record["text"], record["name"][:200])
     target = record["from"] if back else record["to"]
     if map_.digest != record["sha256"]:
-        raise UsageError(f"{where}: its record of a map contains a map with another digest.")
+        raise UsageError(f"{where}: the record of its map has a digest that does not match the map.")
     if {record["from"], record["to"]} != {*map_.sides}:
-        raise UsageError(f"{where}: its record of a map names the sides {some([record['from'], record['to']])}.")
+        raise UsageError(
+            f"{where}: the record of its map has the sides {some([record['from'], record['to']])}; expected "
+            f"{some(map_.sides)}."
+        )
     return ChosenMap(map_, sizes, {}, target, back)

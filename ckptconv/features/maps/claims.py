@@ -93,7 +93,9 @@ class _Branch:
             return self.literals.setdefault(part, _Branch())
         pattern = _ANY.join(map(re.escape, pieces))
         if pattern not in self.patterns and len(self.patterns) == MAX_PATTERNS:
-            raise UsageError(f"The names of a map write {quoted(part)} in more than {MAX_PATTERNS} ways at one place.")
+            raise UsageError(
+                f"The map has more than {MAX_PATTERNS} patterns for the same part of a name, such as {quoted(part)}."
+            )
         return self.patterns.setdefault(pattern, (re.compile(pattern, re.DOTALL), _Branch()))[1]
 
 
@@ -154,9 +156,9 @@ class Templates:
 
     def _limit(self) -> LimitError:
         return LimitError(
-            f"The map {self._map.name} takes too long: names can be read in too many ways, as "
-            f"{self._map.sides[self._side]}.",
-            "Write fewer indices, and more literal parts of the names.",
+            f"The map {self._map.name} takes too long to match: its templates for {self._map.sides[self._side]} are "
+            "too ambiguous.",
+            "Use fewer indices and more literal text in its names.",
         )
 
     def _is_wide(self, claim: Claim, used: Collection[int]) -> bool:
@@ -301,15 +303,16 @@ def source_side(map_: Map, names: Iterable[str]) -> int:
         counts = [sum(known.has(name) or known.has(name, wide=True) for name in names) for known in templates]
     if not any(counts):
         if not names:
-            raise UsageError(f"The checkpoint has no names for the map {map_.name}.")
+            raise UsageError(f"The checkpoint has no tensors for the map {map_.name}.")
         close = _nearest(map_, (0, 1), names[0])
         raise UnknownNamesError(
-            f"The map {map_.name} has none of the {len(names)} names, neither on its side {map_.sides[0]!r} nor on "
-            f"{map_.sides[1]!r}. The first is {quoted(names[0])}" + (f"; the map has {close}." if close else ".")
+            f"The map {map_.name} matches none of the {len(names)} names, neither as {map_.sides[0]!r} nor as "
+            f"{map_.sides[1]!r}. The first is {quoted(names[0])}"
+            + (f"; the closest in the map is {close}." if close else ".")
         )
     if counts[0] == counts[1]:
         raise UsageError(
-            f"The map {map_.name} has {counts[0]} of the {len(names)} names both as {map_.sides[0]} and as "
+            f"The map {map_.name} matches {counts[0]} of the {len(names)} names as {map_.sides[0]}, and as many as "
             f"{map_.sides[1]}.",
             f"Give the direction: --map {map_.name}:{map_.sides[1]} or --map {map_.name}:{map_.sides[0]}.",
         )
@@ -364,9 +367,9 @@ def claimed(map_: Map, side: int, names: Iterable[str], *, strict: bool = True) 
         owners += [f"[{key}] {glob!r}" for glob, key in globs]
         if len(owners) > 1:
             raise UsageError(
-                f"The map {map_.name} has several entries for the name {quoted(name)}: {' and '.join(owners)}.",
-                "If two rules match a name, the more specific rule wins: the one whose names all match the other rule "
-                "too." + (_KEEPING_OTHERS.format(*map_.sides) if ("*", "keep") in globs else ""),
+                f"Several entries of the map {map_.name} match the name {quoted(name)}: {' and '.join(owners)}.",
+                "A rule takes precedence over another only if the other matches all of its names too."
+                + (_KEEPING_OTHERS.format(*map_.sides) if ("*", "keep") in globs else ""),
             )
         if fitting:
             claims.found[name] = fitting[0]
@@ -378,11 +381,11 @@ def claimed(map_: Map, side: int, names: Iterable[str], *, strict: bool = True) 
     if unclaimed and strict:
         close = _nearest(map_, (side,), unclaimed[0])
         raise UnknownNamesError(
-            f"The map {map_.name} has no rule for {len(unclaimed)} of the tensors: {some(unclaimed)}. It takes the "
-            f"names for those of its side {map_.sides[side]!r}."
-            + (f" Most similar to the first is the map's {close}." if close else ""),
-            f"If it is: add a rule for each tensor, or leave it out with --exclude. {KEEPING} To rename only some "
-            "tensors: --rename 'REGEX=REPL'.",
+            f"The map {map_.name} has no rule for {len(unclaimed)} of the tensors: {some(unclaimed)}. The map read the "
+            f"names as those of its side {map_.sides[side]!r}."
+            + (f" The name in the map that is closest to the first is {close}." if close else ""),
+            f"If it is: add a rule for each tensor, or exclude these tensors with --exclude. {KEEPING} To rename only "
+            "some tensors: --rename 'REGEX=REPL'.",
         )
     return claims
 
@@ -428,7 +431,7 @@ def check_way_back(map_: Map, side: int, made_names: Mapping[str, tuple[Rule | N
         owner = back.where if back else f"{glob!r} of [keep] or [drop]" if glob else "no rule"
         others = "" if same else ", with other indices"
         raise UsageError(
-            f"The map {map_.name} cannot be reversed: {by} {quoted(name)}, and from {map_.sides[side]}, {owner} has "
-            f"that name{others}.",
+            f"The map {map_.name} cannot be reversed: {by} {quoted(name)}, but in reverse, from {map_.sides[side]}, "
+            f"{owner} matches that name{others}.",
             "Change the name in one of the rules so that it is unique.",
         )

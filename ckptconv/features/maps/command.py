@@ -26,6 +26,8 @@ OTHER_WORDS = {
         "hf2megatron",
         "hf2mcore",
         "titan2hf",
+        "convert-to-hf",
+        "convert-from-hf",
         "meta2hf",
         "rename-keys",
     ),
@@ -38,12 +40,12 @@ class _Maps(Group):
         from ckptconv.features.maps.file import catalogue
 
         if args[0] not in self.commands and args[0] in catalogue():
-            raise UsageError(f"{args[0]} is a map, not a command.", f"ckptconv maps show {args[0]} prints it.")
+            raise UsageError(f"{args[0]} is a map, not a command.", f"To print it: ckptconv maps show {args[0]}")
         of_word = [name for name in catalogue() if args[0].lower() in name.split("-")]
         if args[0] not in self.commands and of_word:
             raise UsageError(
-                f"{args[0]} is no command of ckptconv maps.",
-                f"Maps with this word: {some(of_word, form=str)}; ckptconv maps show NAME prints one.",
+                f"{args[0]} is not a command of ckptconv maps.",
+                f"Maps with this word: {some(of_word, form=str)}. To print one: ckptconv maps show NAME",
             )
         return super().resolve_command(ctx, args)
 
@@ -54,7 +56,7 @@ maps = typer.Typer(
     invoke_without_command=True,
     help="""List the built-in maps, show one, or check one.
 
-A map gives tensors the names and layouts of another program: --map in a conversion.
+A map gives tensors the names and layouts of another program. Apply it with --map.
 
 \b
 Examples:
@@ -160,10 +162,10 @@ def _tell(output: Printer, check: MapCheck) -> None:
     summary = check.map
     sizes = f"; sizes: {', '.join(summary.sizes)}" if summary.sizes else ""
     lines = [f"{summary.name}: {count_of(summary.rules, 'rule')}, {' ⇄ '.join(summary.sides)}{sizes}"]
-    lines.extend(f"{first} goes before {second}" for first, second in check.precedence)
+    lines.extend(f"{first} takes precedence over {second}" for first, second in check.precedence)
     if check.direction:
         tensors = count_of(len(check.made_of), "tensor")
-        lines.append(f"{check.source}: {' → '.join(check.direction)} makes {tensors}")
+        lines.append(f"{check.source}: {' → '.join(check.direction)} yields {tensors}")
         if output.verbose:
             lines.extend(f"{name} ← {', '.join(of)}" for name, of in check.made_of.items())
     output.tell(lines)

@@ -200,7 +200,7 @@ def _check_shifts(rule: Rule) -> None:
     for index, shift in rule.shifts.items():
         if shift.is_open:
             rule.fail(
-                f"the size of {shift.by} is not known, in {shift.written(index)}.", f"Give --size {shift.by}=NUMBER."
+                f"the size of {shift.by} in {shift.written(index)} is not known.", f"Give --size {shift.by}=NUMBER."
             )
 
 
@@ -247,7 +247,7 @@ def _uses(map_: Map, side: int, claims: Claims, tensors: Mapping[str, LazyTensor
             tensor = use.rule.sides[side][index]
             if tensor.dims is not None and len(tensor.dims) != len(tensors[name].shape):
                 raise UsageError(
-                    f"{use.where}: {quoted(name)} has the shape {list(tensors[name].shape)}, and the rule writes "
+                    f"{use.where}: {quoted(name)} has the shape {list(tensors[name].shape)}, but the rule expects "
                     f"{len(tensor.dims)} dimensions: {written(tensor.dims)}."
                 )
     return uses
@@ -326,7 +326,7 @@ def _solved(
     sizes.sizes.update((axis.partition(".")[2], size) for axis, size in known.items() if axis.startswith(f"{number}."))
     for stack, count in use.counts.items():
         if sizes.sizes.setdefault(stack, count) != count:
-            raise UsageError(f"{use.where}: there are {count} of {{{stack}}}, and its size is {sizes.sizes[stack]}.")
+            raise UsageError(f"{use.where}: the checkpoint has {count} of {{{stack}}}; expected {sizes.sizes[stack]}.")
     solve(_equations(use, side, tensors, shapes), sizes, use.where)
     return sizes
 
@@ -356,8 +356,8 @@ def _solve_globals(
                 if sizes[name] != size:
                     before, now = (quoted(next(iter(found_use.names.values()))) for found_use in (first, use))
                     raise UsageError(
-                        f"{use.where}: {name} is {sizes[name]} by the shape of {now}, and {size} by that of {before}, "
-                        f"where {first.rule.where} has it.",
+                        f"{use.where}: the shape of {now} implies {name} = {sizes[name]}, but that of {before} "
+                        f"({first.rule.where}) implies {size}.",
                         "Is this the right map for the model?",
                     )
         if not solved_now:
@@ -387,18 +387,20 @@ class _Told:
             try:
                 expected = resolve({name: alternatives}, self.config, others).get(name)
             except UsageError as error:
-                raise UsageError(f"{use.where}: {name} is {size} in {quoted(tensor)}. {error.message}") from None
+                raise UsageError(
+                    f"{use.where}: the shape of {quoted(tensor)} implies {name} = {size}. {error.message}"
+                ) from None
             if expected is not None and expected != size:
                 raise UsageError(
-                    f"{use.where}: {name} is {size} by the shape of {quoted(tensor)}, and {expected} by [sizes] "
-                    f"({some(alternatives, form=str)}).",
+                    f"{use.where}: the shape of {quoted(tensor)} implies {name} = {size}, but [sizes] expects "
+                    f"{expected} ({some(alternatives, form=str)}).",
                     f"Is this the right map for the model? If it is, give --size {name}={size}.",
                 )
             needed = {word for text in alternatives if isinstance(text, str) for word in Expression(text).names}
             if expected is None and needed & (self.sizes.keys() | use.rule.stacks):
                 self.unchecked[name] = (
-                    f"{name} = {size} follows from the shape of {quoted(tensor)} alone, unchecked: the size of "
-                    f"{some(sorted(needed - others.keys()), form=str)} is not known"
+                    f"{name} = {size} follows from the shape of {quoted(tensor)} alone and was not checked: the size "
+                    f"of {some(sorted(needed - others.keys()), form=str)} is not known"
                 )
 
 
@@ -524,7 +526,9 @@ class _Made:
             counts = [sizes.node(MapAxis((stack,))) for stack in stacks]
             most = math.prod(max(count, 1) for count in counts)
             if most + len(self.tensors) > MAX_TARGETS:
-                raise LimitError(f"{use.where} makes {most} tensors: more than {MAX_TARGETS} in all.")
+                raise LimitError(
+                    f"{use.where} yields {most} tensors, so the map yields more than the limit of {MAX_TARGETS}."
+                )
             for at in itertools.product(*map(range, counts)):
                 fixed = dict(zip(stacks, at, strict=True))
                 name = tensor.name.of({**use.values, **fixed})
@@ -533,7 +537,9 @@ class _Made:
                 elements += assembly.elements
                 self._joined += assembly.parts
                 if self._joined > MAX_JOINED:
-                    raise LimitError(f"{use.where} joins parts of tensors: with these more than {MAX_JOINED} in all.")
+                    raise LimitError(
+                        f"{use.where} joins more parts of tensors than the limit of {MAX_JOINED} for a map."
+                    )
         self._check_all_used(use, elements)
 
     def _copy(self, use: _Use) -> None:
@@ -585,7 +591,7 @@ class _Made:
                     solved = _solved(later, self._side, self._given, self._known, self._shapes)
                     names |= dict.fromkeys(_undecided(later, solved, self._map.sizes))
         raise UsageError(
-            f"The shapes do not say how large {' and '.join(names)} {'is' if len(names) == 1 else 'are'}, for "
+            f"The shapes do not determine the {'size' if len(names) == 1 else 'sizes'} of {' and '.join(names)} for "
             f"{quoted(next(iter(use.names.values())))} ({use.where}).",
             _advice(names, self._map.sizes),
         )
@@ -622,8 +628,8 @@ class _Made:
         if name in self.tensors:
             first = self.made_by[name][0]
             raise UsageError(
-                f"{use.where if use else self._kept}: {some(sources)} would become {quoted(name)}, as "
-                f"{some(self.sources[name])} would by {first.where if first else self._kept}."
+                f"{use.where if use else self._kept}: {some(sources)} would become {quoted(name)}, but so would "
+                f"{some(self.sources[name])} ({first.where if first else self._kept})."
             )
         self.tensors[name] = self._same.setdefault(tensor, tensor)
         self.sources[name] = sources
@@ -649,8 +655,8 @@ def _advice(names: Iterable[str], named: Mapping[str, Alternatives]) -> str:
     texts = {name: [text for text in named.get(name, ()) if isinstance(text, str)] for name in names}
     sizes = [
         f"--size {name}=NUMBER"
-        + (" (rows of padding to add, such as to a vocabulary; 0 for none)" if name == PADDING else "")
-        + (f" ({' or '.join(of_config)} of a configuration)" if of_config else "")
+        + (" (rows of padding to add, for example to a vocabulary; 0 for none)" if name == PADDING else "")
+        + (f" ({' or '.join(of_config)} in config.json)" if of_config else "")
         for name, of_config in texts.items()
     ]
     configured = [name for name, of_config in texts.items() if of_config]
@@ -658,8 +664,8 @@ def _advice(names: Iterable[str], named: Mapping[str, Alternatives]) -> str:
         return f"Give {' '.join(sizes)}."
     reason = f" for {' and '.join(configured)}" if len(configured) < len(sizes) else ""
     return (
-        f"Give convert's option --config config.json{reason}, or put a config.json next to the checkpoint, or give "
-        f"--like REF. Or give {' '.join(sizes)}."
+        f"Give convert's option --config config.json{reason}, put a config.json next to the checkpoint, give --like "
+        f"REF, or give {' '.join(sizes)}."
     )
 
 
@@ -787,8 +793,8 @@ class _Assembly:
         dtypes = dict.fromkeys(part.dtype.name for part in parts)
         if len(dtypes) > 1:
             raise UsageError(
-                f"{self._use.where}: {quoted(self._name)} is joined of {some(self._sources)}, which have different "
+                f"{self._use.where}: {quoted(self._name)} is joined from {some(self._sources)}, which have different "
                 f"dtypes: {', '.join(dtypes)}.",
-                "Give them one dtype, for example with --dtype float32.",
+                "Convert them to one dtype, for example with --dtype float32.",
             )
         return Concat(tuple(parts), dim)

@@ -22,11 +22,11 @@ SUFFIX = ".toml"
 # Limits of a map: bytes of its file, rules, globs of a list, sizes, and alternatives of a size.
 MAX_BYTES, MAX_RULES, MAX_GLOBS, MAX_SIZES, MAX_ALTERNATIVES = 1 << 20, 2000, 100, 100, 16
 _FORM = (
-    "A map is a file of rules in TOML, each of them [[rule]] and a line for each side, such as old = 'a.weight' and "
-    "new = 'b.weight'. To rename without a map: --rename 'REGEX=REPL'."
+    "A map is a TOML file of rules. Each rule is [[rule]] and one line for each side, such as old = 'a.weight' and new "
+    "= 'b.weight'. To rename without a map: --rename 'REGEX=REPL'."
 )
 # Advice on keeping names without a rule for each.
-KEEPING = "[keep], and below it old = ['layers.*'], keeps names as they are; [drop] leaves tensors out."
+KEEPING = "To keep names unchanged, write old = ['layers.*'] below [keep]; to omit tensors, write it below [drop]."
 _TABLES = ("rule", "sizes", "keep", "drop")
 # Texts for people: the source and the purpose of a map; a note on a rule.
 _WORDS = ("about", "description", "note", "notes", "source", "sources", "title", "url", "version")
@@ -93,7 +93,7 @@ def parse_map(text: str, name: str) -> Map:
     tables = _toml(text, name)
     for key, value in tables.items():
         if key not in _TABLES and not (key in _WORDS and _is_text(value)):
-            raise UsageError(f"{name}: {quoted(key)} is not a part of a map.", f"{_FORM} {KEEPING}")
+            raise UsageError(f"{name}: {quoted(key)} is not a key of a map.", f"{_FORM} {KEEPING}")
     rule_tables = tables.get("rule", [])
     if (
         not isinstance(rule_tables, list)
@@ -111,7 +111,7 @@ def parse_map(text: str, name: str) -> Map:
         values = _values(rule.get(_VALUES, {}), sides, f"{where}, {_VALUES}")
         required, copied = (_flag(rule, key, where) for key in (_REQUIRED, _COPIED))
         if copied and any(values):
-            raise UsageError(f"{where} is copied, so it cannot compute {_VALUES}.")
+            raise UsageError(f"{where} has {_COPIED} = true, so it cannot have {_VALUES}.")
         rules.extend(
             replace(rule_made, values=values, required=required)
             for rule_made in make_rules(where, number, sides, texts, copied)
@@ -165,7 +165,7 @@ def _sides(rules: Sequence[Mapping[str, Any]], places: Sequence[str]) -> tuple[s
 def _texts(value: Any, where: str) -> list[str]:
     texts = [value] if isinstance(value, str) else value
     if not _is_text(texts):
-        raise UsageError(f"{where} is {brief(value)}, but the text of a tensor or a list of texts was expected.")
+        raise UsageError(f"{where} is {brief(value)}, but a string for a tensor or a list of strings was expected.")
     return list(texts)
 
 
@@ -185,7 +185,9 @@ def _values(value: Any, sides: tuple[str, str], where: str) -> tuple[str, str]:
         or value.keys() != {*sides}
         or not all(isinstance(text, str) for text in value.values())
     ):
-        raise UsageError(f"{where} is {brief(value)}, but a text for {sides[0]} and one for {sides[1]} were expected.")
+        raise UsageError(
+            f"{where} is {brief(value)}, but a string for {sides[0]} and a string for {sides[1]} were expected."
+        )
     for side, other in (sides, sides[::-1]):
         try:
             given = parse_value(value[side]).side
@@ -211,8 +213,8 @@ def _globs(value: Any, sides: tuple[str, str], where: str) -> tuple[tuple[str, .
                 raise UsageError(f"{where}, {quoted(glob)}: it has more than {MAX_LENGTH} characters.")
             if any(_INDEX.search(part) and not _INDEX.fullmatch(part) for part in glob.split(".")):
                 raise UsageError(
-                    f"{where}, {quoted(glob)}: an index must be a whole part of a name between dots.",
-                    "Use * for some characters of a part.",
+                    f"{where}, {quoted(glob)}: an index must stand for a whole part of a name, between dots.",
+                    "Use * for a few characters of a part.",
                 )
         for number, side in enumerate(sides):
             if key == side or key not in sides:

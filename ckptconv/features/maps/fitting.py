@@ -73,5 +73,5 @@ def _has(map_: Map, side: int, names: list[str]) -> bool:
 def names_of_maps(names: Collection[str]) -> str:
     """Return a sentence on the maps that fit."""
     if not names:
-        return "No other built-in map has all of the names."
-    return f"All of the names are in {some(names, SHOWN, str)} (ckptconv maps lists them)."
+        return "No other built-in map matches all of the names."
+    return f"Built-in maps that match all of the names: {some(names, SHOWN, str)} (ckptconv maps lists them)."

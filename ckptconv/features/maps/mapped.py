@@ -54,12 +54,16 @@ def mapped(chosen: Selected, map_: ChosenMap | None, options: Options, reference
     except UnknownNamesError as error:
         if chosen.unmapped is None and (options.strip_prefix or options.rename):
             first = (
-                "--strip-prefix and --rename change names before the map does, so the results must be names of the map."
+                "--strip-prefix and --rename change names before the map is applied, so the new names must match the "
+                "map."
             )
             raise UnknownNamesError(error.message, f"{first} {error.hint}") from None
         if chosen.unmapped is None:
             raise
-        hint = "The map comes after the part is taken. Convert with the map first, and take the part of that output."
+        hint = (
+            "The map is applied after the part is selected. Convert with the map first, and select the part of that "
+            "output."
+        )
         raise UnknownNamesError(error.message, hint) from None
     mapped_tensors = applied.tensors
     uncastable = frozenset(
@@ -93,7 +97,8 @@ def told_of(chosen: Selected, applied: Applied | None, options: Options) -> Sele
     if applied.alternative:
         made, other = map(quoted, applied.alternative)
         names += (
-            f", such as {made}, and not {other}, which the map knows too; safetensors with --like REF have those of REF"
+            f", such as {made} instead of the map's alternative {other}; for safetensors, --like REF selects the names "
+            "of REF"
         )
     reported = {"made_of": {name: list(of) for name, of in applied.sources.items()}} if options.dry_run else {}
     return chosen._replace(
@@ -136,8 +141,8 @@ def _check_published(applied: Applied, source: Source) -> None:
     if _TRANSFORMERS in applied.map.sides and applied.target != _TRANSFORMERS and "model_type" in (source.config or {}):
         raise UsageError(
             f"The map {applied.map.name} changes the names of {applied.source} to those of {applied.target}, but the "
-            "config.json of the output is that of transformers, which would not find its weights.",
-            "Leave out --map to publish the names as they are, or add --no-copy-config.",
+            "output has a config.json for transformers, which would not find the weights under these names.",
+            "Omit --map to keep the names, or add --no-copy-config.",
         )
 
 
@@ -149,7 +154,8 @@ def _tree(chosen: Selected, source: Source, options: Options) -> Selected:
         if not map_.is_back:
             raise
         raise UsageError(
-            f"{source.path} was written with a map, but the reverse of that map does not fit. {error.message}",
+            f"{source.path} was written with a map, but the reverse of that map does not match its names. "
+            f"{error.message}",
             "Use --map none to write the tensors unchanged.",
         ) from error
 

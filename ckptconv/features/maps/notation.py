@@ -108,7 +108,7 @@ class _Parser:
         word, at = self._tokens[self._next]
         self._next += 1
         if word == ")":
-            raise _SyntaxError("this parenthesis closes nothing", at)
+            raise _SyntaxError("this parenthesis has no opening parenthesis", at)
         if word != "(":
             return (MapAxis((word,)),)
         if depth == MAX_DEPTH:
@@ -246,7 +246,7 @@ class MapTensor:
 
 def _parse_name(text: str) -> Name:
     for match in re.finditer(r"[{}]", _INDEX.sub(lambda brace: "." * len(brace[0]), text)):
-        raise _SyntaxError("this brace has no partner", match.start())
+        raise _SyntaxError("this brace has no matching brace", match.start())
     pieces = _INDEX.split(text)
     literals = tuple(pieces[::2])
     indices: list[tuple[str, Shift]] = []
@@ -259,9 +259,9 @@ def _parse_name(text: str) -> Name:
     if "" in literals[1:-1]:
         raise _SyntaxError("two adjacent indices need a separator", text.index("}{"))
     if any(len(_INDEX.findall(part)) > MAX_IN_PART for part in text.split(".")):
-        raise _SyntaxError(f"more than {MAX_IN_PART} indices are in one part of the name", 0)
+        raise _SyntaxError(f"one part of the name has more than {MAX_IN_PART} indices", 0)
     if not text or re.search(r"\s", "".join(literals)):
-        raise _SyntaxError("the name is missing" if not text else "a name holds no spaces", 0)
+        raise _SyntaxError("the name is missing" if not text else "a name must not contain spaces", 0)
     return Name(literals, tuple(index for index, _ in indices), tuple(shift for _, shift in indices))
 
 
@@ -359,8 +359,8 @@ def make_rules(
         raise UsageError(f"{where}: a tensor has {max(counts)} alternatives; at most {MAX_ALTERNATIVES} are allowed.")
     if len(counts) > 1:
         raise UsageError(
-            f"{where}: tensors have {some(sorted(counts), form=str)} alternatives; all must have one or the same "
-            "number."
+            f"{where}: tensors have {some(sorted(counts), form=str)} alternatives; each tensor must have one, or all "
+            "the same number."
         )
     rules: list[Rule] = []
     for at in range(max(counts, default=1)):
@@ -405,7 +405,7 @@ def _make_rules(
     tensors = (*left, *right)
     if copied:
         if any(tensor.dims is not None for tensor in tensors) or min(len(left), len(right)) > 1:
-            raise UsageError(f"{where} is copied: it needs one name on a side, and no axes.")
+            raise UsageError(f"{where} has copied = true, so it must have one name on one of its sides, and no axes.")
         return [_checked(Rule(where, number, (left, right), copied=True))]
     if all(tensor.dims is None for tensor in tensors):
         if len(left) != len(right):
@@ -429,7 +429,7 @@ def _padded(rule: Rule) -> Rule:
                 node = Sum(tuple(named(term, tensor, in_sum=True) for term in node.terms))
             elif node.is_padding:
                 if not in_sum or len(product) > 1:
-                    rule.fail(f"{quoted(tensor.text)}: padding must be a term of its own in a sum, such as (v + _).")
+                    rule.fail(f"{quoted(tensor.text)}: padding must be a separate term of a sum, such as (v + _).")
                 number = next(numbers)
                 node = MapAxis((PADDING if number == 1 else f"{PADDING}{number}",))
             nodes.append(node)
@@ -507,13 +507,13 @@ def _checked(rule: Rule) -> Rule:
     for tensor in tensors:
         both = sorted(tensor.axes & {*tensor.name.indices})
         if both:
-            rule.fail(f"{quoted(tensor.text)}: {both[0]!r} is an index of the name and an axis too.")
+            rule.fail(f"{quoted(tensor.text)}: {both[0]!r} is both an index of the name and an axis.")
         without = sorted(stacks - tensor.axes - {*tensor.name.indices})
         if without:
             rule.fail(
-                f"{{{without[0]}}} is in the name of some tensors, and in {quoted(tensor.text)} neither in the name "
-                "nor an axis.",
-                "An index must be in all names of a rule, or be an axis in the others.",
+                f"{{{without[0]}}} is an index of other tensors of the rule, but {quoted(tensor.text)} has it neither "
+                "as an index nor as an axis.",
+                "An index must be in every name of a rule; a tensor without it in its name must have it as an axis.",
             )
     if rule.renames:
         return replace(rule, free=free, stacks=stacks)
@@ -529,10 +529,10 @@ def _checked(rule: Rule) -> Rule:
         if ours != theirs:
             only = [_listed(ours - theirs), _listed(theirs - ours)]
             rule.fail(
-                f"piece {number + 1} of {len(left)} has other axes on one side than on the other: {_listed(ours)} in "
-                f"{quoted(of[number].text)} and {_listed(theirs)} in {quoted(by[number].text)}; only the first has "
-                f"{only[0]}, only the second {only[1]}.",
-                "" if ordered else "Both sides write their terms and tensors in the same order.",
+                f"piece {number + 1} of {len(left)} has different axes on the two sides: {_listed(ours)} in "
+                f"{quoted(of[number].text)}, but {_listed(theirs)} in {quoted(by[number].text)}. Only the first has "
+                f"{only[0]}; only the second has {only[1]}.",
+                "" if ordered else "Write the terms and tensors of both sides in the same order.",
             )
     return replace(rule, free=free, stacks=stacks, pieces=(ones, others))
 
@@ -567,5 +567,5 @@ def _pieces(
                 rule.fail(f"{quoted(tensor.text)}: the axis {twice.name} occurs twice in one piece.")
             pieces_of_side.append((frozenset(axes), tensor))
         if len(pieces_of_side) == before:
-            rule.fail(f"{quoted(tensor.text)} is only padding.")
+            rule.fail(f"{quoted(tensor.text)} consists only of padding.")
     return pieces_of_side

@@ -21,7 +21,7 @@ def _sizes(value: Any, called: str) -> dict[str, int]:
     for axis, *sizes in pairs:
         shown = f"{called} {brief('='.join(map(str, (axis, *sizes))))}"
         if not axis or not isinstance(axis, str) or len(sizes) != 1:
-            raise UsageError(f"{shown} does not give the size of an axis.", "Write it as n=32.")
+            raise UsageError(f"{shown} is not the size of an axis.", "Write it as n=32.")
         size = parse_count(sizes[0], shown, 0, _MOST)
         if sizes_of.setdefault(axis, size) != size:
             raise UsageError(f"{called} gives two sizes for {axis}: {sizes_of[axis]} and {size}.")
@@ -44,7 +44,7 @@ class MapOptions(Given):
     )
     size: Mapping[str, int] = option(
         SIZES,
-        "The size of an axis of the map, such as n=32, if shapes and config.json do not give it; repeatable.",
+        "The size of an axis of the map, such as n=32, if shapes and config.json do not determine it; repeatable.",
         metavar="AXIS=N",
         group=NAMING,
     )
@@ -59,3 +59,8 @@ def _names() -> Iterator[str]:
 GIVEN = MapOptions
 # Options whose values a shell completes.
 COMPLETED = {"map": _names}
+# Options of torchtitan's scripts of conversion.
+OTHER_OPTIONS = {
+    "--model-name --model-flavor": "Use --map NAME, with one of those that `ckptconv maps` lists.",
+    "--export-dtype": "Use --dtype, such as --dtype bf16.",
+}

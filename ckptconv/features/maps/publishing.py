@@ -43,11 +43,11 @@ def untrue(config: Mapping[str, Any] | None, weights: Weights) -> Iterator[str]:
         yield f"{fact}, which transformers does not load. {advice}"
     elif weights.publishing:
         raise UsageError(
-            f"{fact}, but its config.json is that of transformers, which would not find its weights.",
-            f"{advice} --no-copy-config publishes the names as they are.",
+            f"{fact}, but a config.json for transformers, which would not find these weights.",
+            f"{advice} To keep these names, use --no-copy-config.",
         )
     else:
-        yield f"{fact}, and its config.json is that of transformers, which would not find its weights. {advice}"
+        yield f"{fact}, but a config.json for transformers, which would not find these weights. {advice}"
 
 
 def _is_component(name: str, before: Collection[str]) -> bool:

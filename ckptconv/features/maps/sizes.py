@@ -61,7 +61,7 @@ class Expression:
         if check:
             return 0
         if result.denominator != 1 or not 0 <= result <= MAX_SIZE:
-            raise UsageError(f"{quoted(self.text)} is {_number(result)} here, and a size is a whole number.")
+            raise UsageError(f"{quoted(self.text)} is {_number(result)}, but a size must be a whole number.")
         return int(result)
 
     def _takes(self, *words: str) -> str:
@@ -237,9 +237,8 @@ class Equation(NamedTuple):
     def fail(self, where: str, mistake: str) -> UsageError:
         axes = written([self.product])
         return UsageError(
-            f"{where}: {quoted(self.tensor)} has {self.extent} in dimension {self.dim}, {axes}: {mistake}",
-            "Is this the right map for the model? Sizes come from --size, the configuration of the checkpoint, and "
-            "shapes.",
+            f"{where}: {quoted(self.tensor)} has the size {self.extent} in dimension {self.dim}, {axes}: {mistake}",
+            "Is this the right map for the model? Sizes come from --size, config.json, and shapes.",
         )
 
 
@@ -257,12 +256,12 @@ def solve(equations: Iterable[Equation], known: KnownSizes, where: str) -> None:
             if not terms:
                 left.remove(equation)
                 if constant != equation.extent:
-                    raise equation.fail(where, f"the sizes make {constant} ({_sizes_in(equation, known)}).")
+                    raise equation.fail(where, f"the sizes imply {constant} ({_sizes_in(equation, known)}).")
                 continue
             remainder = equation.extent - constant
             if len(terms) > 1 or (len(next(iter(terms))) == 1 and remainder < 0):
                 if remainder < 0:
-                    raise equation.fail(where, f"the sizes make more ({_sizes_in(equation, known)}).")
+                    raise equation.fail(where, f"the sizes imply more ({_sizes_in(equation, known)}).")
                 continue
             ((names, count),) = terms.items()
             if remainder % count or remainder < 0:

@@ -53,9 +53,9 @@ def apply_to_states(
         raise UnsupportedError("The optimizer has no states in the layout of its parameters, so a map has no effect.")
     if applied.computed:
         raise UnsupportedError(
-            f"The map {map_.map.name} computes {some(applied.computed)}: it has rules for weights, and none for the "
-            "optimizer's states of these.",
-            "Convert the model alone.",
+            f"The map {map_.map.name} computes new values for {some(applied.computed)}, and has no rules for the "
+            "optimizer states of these weights.",
+            "Convert only the model.",
         )
     for key in keys:
         for name, sources in applied.sources.items() if key not in laid_out else ():

@@ -52,7 +52,7 @@ class Value(NamedTuple):
             )
         size = self.expression.value({name: size or 0 for name, size in known.items()})
         if not size:
-            raise UsageError(f"{quoted(self.expression.text)} is 0.")
+            raise UsageError(f"{quoted(self.expression.text)} is 0; expected a number that is not zero.")
         number = math.sqrt(size) if self.is_root else float(size)
         (bits,) = struct.unpack("<I", struct.pack("<f", 1 / number if self.is_inverse else number))
         bits = bits + 0x7FFF + (bits >> 16 & 1) & ~0xFFFF if self.is_short else bits

@@ -42,8 +42,9 @@ def derived(chosen: ChosenMap, side: str, where: str, *, apart: bool = False) ->
     none."""
     if chosen.map.name not in MAPS or chosen.target not in ("", side):
         raise UnsupportedError(
-            f"{where} has adapters, for which there is no map {chosen.map.name} to the names of {_PROGRAMS[side]}.",
-            f"The maps with one are {some(MAPS, form=str)}.",
+            f"{where} contains adapters, but {chosen.map.name} does not map adapters to the names of "
+            f"{_PROGRAMS[side]}.",
+            f"The maps with adapters are {some(MAPS, form=str)}.",
         )
     return replace(chosen, map=of_adapters(chosen.map, apart=apart))
 
@@ -56,7 +57,7 @@ def with_ranks(chosen: ChosenMap, told: Trained) -> ChosenMap:
         return chosen
     if chosen.sizes.get(RANKS, ranks) != ranks:
         raise UsageError(
-            f"{told.path} says {ranks} tensor-parallel ranks, but --size says {RANKS}={chosen.sizes[RANKS]}.",
+            f"{told.path} specifies {ranks} tensor-parallel ranks, but --size specifies {RANKS}={chosen.sizes[RANKS]}.",
             f"Leave out --size {RANKS}.",
         )
     return replace(chosen, sizes={**chosen.sizes, RANKS: ranks})

@@ -17,8 +17,9 @@ IN, OUT, PART = "linear_in.weight", "linear_out.weight", "adapter_"
 _PART = re.compile(rf"(?P<above>.+?)(?:_qkv)?{re.escape(ADAPTER)}{PART}(?P<part>\w+)\..+", re.DOTALL)
 # Advice about adapters of PEFT that LoRA does not have.
 JOINED = (
-    "LoRA of Megatron-Bridge has one first factor (lora_A) for q, k and v, and one for gate and up; --like names a "
-    "step of CanonicalLoRA, which has one for each. Or add the adapter to its model with ckptconv merge."
+    "LoRA of Megatron-Bridge shares one first factor (lora_A) among q, k and v, and one between gate and up. Use "
+    "--like with a step of CanonicalLoRA, which has a separate factor for each, or add the adapter to its model "
+    "with ckptconv merge."
 )
 # Adapters without a map, by a pattern of their names: those of other forms, then those of other modules.
 _OTHERS = (
@@ -42,8 +43,8 @@ def unmapped(path: str, names: Iterable[str]) -> CkptconvError | None:
         kind = next((kind for pattern, kind in _OTHERS if re.fullmatch(pattern, name, re.DOTALL)), "")
         if kind and ADAPTER in name:
             return UnsupportedError(
-                f"{path} has an adapter of {kind}, {quoted(name)}, for which there is no map to PEFT's names.",
-                "Without --map, it is converted under the names of Megatron-core.",
+                f"{path} contains an adapter of {kind}, {quoted(name)}, which no map converts to PEFT's names.",
+                "Without --map, it is converted with Megatron-core's names.",
             )
     return None
 

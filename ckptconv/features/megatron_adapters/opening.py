@@ -18,7 +18,7 @@ from ckptconv.tensors.moves import File
 from ckptconv.text import some
 
 _ADVICE = (
-    "Give a directory of PEFT with an adapter of the same shapes, as its save_pretrained writes it: --like DIR. Its "
+    "Specify a PEFT directory from save_pretrained, with an adapter of the same shapes: --like DIR. Its "
     "adapter_config.json is copied."
 )
 
@@ -41,8 +41,9 @@ def opened(source: Source, settings: Mapping[str, Any], reaching: Mapping[str, A
         chosen = with_ranks(chosen, told) if is_apart else chosen
         if is_apart and RANKS not in chosen.sizes:
             raise UsageError(
-                f"{source.path} has adapters of CanonicalLoRA, and nothing says of how many tensor-parallel ranks.",
-                f"Give their number, for example: --size {RANKS}=1",
+                f"{source.path} contains adapters of CanonicalLoRA, but does not record the number of "
+                "tensor-parallel ranks.",
+                f"Specify the number, for example: --size {RANKS}=1",
             )
     source = without_zeros(source, chosen, stores).computing(map=chosen)
     if source.reference is None and told.alpha is not None:
@@ -50,7 +51,8 @@ def opened(source: Source, settings: Mapping[str, Any], reaching: Mapping[str, A
     if source.reference is None or source.reference.stem != ADAPTER:
         why = "" if told.alpha is not None else f": {told.why}"
         raise UsageError(
-            f"{source.path} has adapters, but nothing gives their alpha, which PEFT needs in {ADAPTER_CONFIG}{why}.",
+            f"{source.path} contains adapters, but does not record their alpha, which PEFT needs in "
+            f"{ADAPTER_CONFIG}{why}.",
             _ADVICE,
         )
     return _like(source, source.reference, told, reaching)
@@ -60,7 +62,7 @@ def _following(source: Source, chosen: ChosenMap, told: Trained) -> Source:
     """Return `source` with the configuration that follows from its training, in the place of that of its model."""
     _check_rank(source, told.dim, f"dim in {told.path}")
     config, untold = configuration(told, chosen.apply(adapters_in(source.weights)).tensors)
-    notes = [f"{ADAPTER_CONFIG} follows from {told.path}: lora_alpha is {told.alpha:g}.", *untold]
+    notes = [f"{ADAPTER_CONFIG} was derived from {told.path}: lora_alpha is {told.alpha:g}.", *untold]
     return source._replace(
         companions={ADAPTER_CONFIG: File(f"{told.path}: peft", 0)},
         config=None,
@@ -74,19 +76,19 @@ def _like(source: Source, reference: Source, told: Trained, reaching: Mapping[st
     (adapter,) = read_adapters([reference.path], {**reaching, "structure": False})
     if parts := others(adapter):
         raise UnsupportedError(
-            f"{reference.path}, to be like, has {some(parts, form=str)}, which no adapter of {source.path} has.",
+            f"{reference.path} (--like) contains {some(parts, form=str)}, but no adapter of {source.path} does.",
             _ADVICE,
         )
     scale = adapter.scale
     _check_rank(source, scale.rank, f"r of {reference.path}")
     if told.alpha not in (None, scale.alpha) or told.dim not in (None, scale.rank):
         raise UsageError(
-            f"{told.path} says dim {told.dim:g} and alpha {told.alpha:g}, but {reference.path} says r {scale.rank:g} "
-            f"and lora_alpha {scale.alpha:g}.",
+            f"{told.path} specifies dim {told.dim:g} and alpha {told.alpha:g}, but {reference.path} specifies r "
+            f"{scale.rank:g} and lora_alpha {scale.alpha:g}.",
             _ADVICE,
         )
-    why = told.why or f"{told.path} says the same"
-    alpha = f"lora_alpha is {scale.alpha:g}, as {reference.path} says: {why}."
+    why = told.why or f"{told.path} specifies the same value"
+    alpha = f"lora_alpha is {scale.alpha:g}, from {reference.path}: {why}."
     return source._replace(notes=[*source.notes, alpha])
 
 

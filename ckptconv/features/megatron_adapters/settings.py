@@ -53,9 +53,11 @@ def configuration(told: Trained, names: Iterable[str]) -> tuple[dict[str, Any], 
     }
     notes = []
     if not told.model:
-        notes.append(f"{ADAPTER_CONFIG} has no {_MODEL}, because {told.path} does not say it.")
+        notes.append(f"{ADAPTER_CONFIG} has no {_MODEL}, because {told.path} does not specify it.")
     if told.after and told.dropout:
-        notes.append(f"PEFT drops values before the first factor, but {told.path} after it: training on is different.")
+        notes.append(
+            f"PEFT applies dropout before the first factor, but {told.path} applies it after: further training differs."
+        )
     return config, notes
 
 

@@ -25,10 +25,10 @@ from ckptconv.tensors.lazy import Equal, LazyTensor
 from ckptconv.text import count_of, some
 
 _FSDP = "megatron-fsdp"
-_ADVICE = "Give a step that a training with the same settings saved."
+_ADVICE = "Specify a step from a training with the same settings."
 # The bytes that are compared of each factor, to tell which form an adapter needs.
 _COMPARED = 1 << 20
-_MERGING = "Add it to its model with ckptconv merge."
+_MERGING = "Add the adapter to its model with ckptconv merge."
 
 
 def fitted(source: Source, options: Options) -> Source:
@@ -43,11 +43,11 @@ def fitted(source: Source, options: Options) -> Source:
         return source
     form, joined = "LoRA", derived(chosen, MEGATRON, source.path)
     if options.to == _FSDP:
-        raise UnsupportedError(f"{source.path} has adapters, and {_FSDP} writes models only.", _MERGING)
+        raise UnsupportedError(f"{source.path} contains adapters, but {_FSDP} supports models only.", _MERGING)
     (adapter,) = read_adapters([source.path], {**options.reaching(), "structure": False})
     if parts := others(adapter):
         raise UnsupportedError(
-            f"{source.path} has {some(parts, form=str)}, which no adapter of Megatron-Bridge has.", _MERGING
+            f"{source.path} contains {some(parts, form=str)}, which no adapter of Megatron-Bridge has.", _MERGING
         )
     zeros = zeros_of(source, chosen)
     weights = {**weights, **zeros}
@@ -58,11 +58,11 @@ def fitted(source: Source, options: Options) -> Source:
         raise
     like = options.fitting().get("like")
     step = open_source(normalize(like), structure=False, unstack=True, **options.reaching()) if like else None
-    told = trained(step.path, options.storage_options) if step else Trained(why="the step does not say them")
+    told = trained(step.path, options.storage_options) if step else Trained(why="the step does not specify them")
     if step and zeros and not are_apart(step.weights):
         raise UsageError(
-            f"{source.path} has no adapters of {modules_of(zeros)}, and {step.path} is one of LoRA, which adapts them "
-            "together with others.",
+            f"{source.path} has no adapters of {modules_of(zeros)}, but {step.path} is a LoRA step, which adapts "
+            "these modules together with others.",
             JOINED,
         )
     if are_apart(step.weights) if step else zeros or _differ(applied.equal, options.storage_options):
@@ -73,8 +73,8 @@ def fitted(source: Source, options: Options) -> Source:
     layers, of_model = len(layers_in(tensors)), chosen.config.get("num_hidden_layers", 0)
     if of_model and layers != of_model:
         raise UnsupportedError(
-            f"{source.path} has adapters of {layers} layers, and its model has {of_model}: in a step, one tensor has "
-            "those of all layers.",
+            f"{source.path} has adapters of {layers} layers, but its model has {of_model} layers. In a step, one "
+            "tensor contains the adapters of all layers.",
             _MERGING,
         )
     ((_, config),) = reading.configurations(source, options.storage_options, ADAPTER_CONFIG)
@@ -82,13 +82,13 @@ def fitted(source: Source, options: Options) -> Source:
     why = _compared(source, tensors, step, stated, told) if step else told.why
     modules = list(dict.fromkeys(matrix_of(name).rpartition(".")[2] for name in tensors))
     notes = [
-        f"Train its adapters with {_words(stated)}, as {config.file.path} says: {why}.",
-        f"They are those of {form}, with the target_modules {some(modules, len(modules), str)}.",
+        f"Train its adapters with {_words(stated)}, from {config.file.path}: {why}.",
+        f"The adapters have the form {form}, with the target_modules {some(modules, len(modules), str)}.",
     ]
     if zeros:
         notes.append(
-            f"{source.path} does not adapt {modules_of(zeros)}, but Megatron-Bridge needs their factors. They are "
-            "zeros, which change nothing, and training leaves them so."
+            f"{source.path} does not adapt {modules_of(zeros)}, but Megatron-Bridge needs their factors. Zeros were "
+            "written for them: these have no effect, and training does not change them."
         )
     return source.computing(map=joined)._replace(weights=weights, notes=[*source.notes, *notes])
 
@@ -109,23 +109,27 @@ def _compared(
     differing = [name for name in here | there if here.get(name) != there.get(name)]
     if differing:
         shapes = [f"{name} ({here.get(name, 'none')}, there {there.get(name, 'none')})" for name in differing]
-        raise UsageError(f"{source.path} does not have the adapters of {step.path}: {some(shapes, form=str)}.", _ADVICE)
+        raise UsageError(
+            f"The adapters of {source.path} do not match those of {step.path}: {some(shapes, form=str)}.", _ADVICE
+        )
     if told.dim is None:
         return told.why
     theirs = {"dim": told.dim, "alpha": told.alpha, "dropout": told.dropout}
     if theirs != stated:
         raise UsageError(
-            f"{told.path} says {_words(theirs)}, but {ADAPTER_CONFIG} of {source.path} says {_words(stated)}.", _ADVICE
+            f"{told.path} specifies {_words(theirs)}, but {ADAPTER_CONFIG} of {source.path} specifies "
+            f"{_words(stated)}.",
+            _ADVICE,
         )
     matrices = {matrix_of(name) for name in tensors}
     untrained = [matrix for matrix in sorted(matrices) if told.modules and not _is_in(matrix, told.modules)]
     if untrained:
         raise UsageError(
-            f"{source.path} adapts {some(untrained, form=str)}, which target_modules of {told.path} does not have: "
+            f"{source.path} adapts {some(untrained, form=str)}, which target_modules of {told.path} does not list: "
             f"{some(told.modules)}.",
             _ADVICE,
         )
-    return f"{told.path} says the same"
+    return f"{told.path} specifies the same values"
 
 
 def _is_in(matrix: str, modules: Sequence[str]) -> bool:

@@ -48,14 +48,14 @@ def trained(path: str, stores: Mapping[str, Any]) -> Trained:
     config = run_config(path, stores)
     file, peft = config.path, config.part("peft")
     if not peft:
-        return Trained(why=config.why or f"{file} says nothing of adapters")
+        return Trained(why=config.why or f"{file} does not mention adapters")
     if peft.get(TARGET) not in _CLASSES:
         raise UnsupportedError(
-            f"{file}: its adapters are of {brief(peft.get(TARGET))}, and only those of {some(_CLASSES)} have a map."
+            f"{file}: its adapters are of the class {brief(peft.get(TARGET))}, but maps support only {some(_CLASSES)}."
         )
     unknown = [name for name, value in peft.items() if name not in _KNOWN and value]
     if unknown:
-        raise UnsupportedError(f"{file}: its adapters have the settings {some(unknown)}, which are not known.")
+        raise UnsupportedError(f"{file}: its adapters have the unknown settings {some(unknown)}.")
     stated, modules = {"dropout": 0.0, **peft}, peft.get("target_modules") or []
     for name in _NUMBERS:
         if type(stated.get(name)) not in (int, float):

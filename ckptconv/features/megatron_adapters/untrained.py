@@ -72,8 +72,9 @@ def _rows(
         return known.product(matrix.dims[0] if matrix.dims else ())
     except KeyError:
         raise UsageError(
-            f"{path} has no {quoted(name)}, and the shapes of other factors do not say how many rows it would have.",
-            "Give the configuration of the model: --config FILE.",
+            f"{path} does not contain {quoted(name)}, and its number of rows does not follow from the shapes of "
+            "other factors.",
+            "Specify the configuration of the model: --config FILE.",
         ) from None
 
 
@@ -88,9 +89,7 @@ def without_zeros(source: Source, chosen: ChosenMap, stores: Mapping[str, Any]) 
     left_out = {name for target, sources in applied.sources.items() if target not in kept for name in sources}
     if not left_out:
         return source
-    note = (
-        f"Left out, because both factors are zeros, which change nothing: the adapters of {modules_of(applied.tensors)}"
-    )
+    note = f"Left out, because both factors are zeros and have no effect: the adapters of {modules_of(applied.tensors)}"
     return source._replace(
         weights={name: leaf for name, leaf in source.weights.items() if name not in left_out},
         notes=[*source.notes, f"{note}."],

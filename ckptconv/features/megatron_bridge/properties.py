@@ -37,8 +37,8 @@ def stated(path: str, stores: Mapping[str, Any]) -> Stated:
     config = run_config(path, stores)
     args = arguments_of(config.part("model"))
     if not args:
-        return Stated(why=config.why or f"{config.path} has no model with layers")
-    return Stated(args, config.path, "Its max_position_embeddings is the length of sequences in the training.")
+        return Stated(why=config.why or f"{config.path} describes no model with layers")
+    return Stated(args, config.path, "Its max_position_embeddings is the sequence length of the training.")
 
 
 def arguments_of(model: Mapping[str, Any]) -> dict[str, Any]:

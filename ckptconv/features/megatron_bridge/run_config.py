@@ -46,9 +46,11 @@ def run_config(path: str, stores: Mapping[str, Any]) -> RunConfig:
         content = yaml.safe_load(file.read_text(LARGEST_RUN_CONFIG))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise CorruptError(
-            f"{file} is not YAML of plain values: {' '.join(str(error).split())[:200]}.",
+            f"{file} is not valid YAML with plain values: {' '.join(str(error).split())[:200]}.",
             "Copy it again, or remove it.",
         ) from None
     if not isinstance(content, Mapping):
-        raise CorruptError(f"{file} is {brief(content)}, but a table was expected.", "Copy it again, or remove it.")
+        raise CorruptError(
+            f"{file} contains {brief(content)}, but a mapping was expected.", "Copy it again, or remove it."
+        )
     return RunConfig(content, str(file))

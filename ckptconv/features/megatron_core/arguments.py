@@ -122,7 +122,7 @@ def configuration(args: Mapping[str, Any], map_name: str) -> Configured:
     say more: the size of the vocabulary, ties and the dtype."""
     family = FAMILIES.get(map_name)
     if family is None:
-        return Configured(None, reason=f"the map {map_name} does not say which model of transformers it is")
+        return Configured(None, reason=f"the map {map_name} does not specify a model of transformers")
     others = [
         f"{name} is {args[name]!r}"
         for name, value in family.values.items()
@@ -134,8 +134,8 @@ def configuration(args: Mapping[str, Any], map_name: str) -> Configured:
     lacking = [name for name in (LAYERS, HIDDEN, HEADS) if args.get(name) is None]
     if others or lacking:
         said = some(others or lacking, form=str)
-        contradicted = f"of its arguments, {said}, which no {family.model_type} of transformers has"
-        return Configured(None, reason=contradicted if others else f"its arguments do not say {said}")
+        contradicted = f"its arguments include {said}, which {family.model_type} in transformers does not support"
+        return Configured(None, reason=contradicted if others else f"its arguments do not specify {said}")
     stated = dict(args)
     if args.get("group_query_attention") is False or family.shared:
         stated[GROUPS] = args[HEADS]
@@ -229,11 +229,11 @@ def _experts(config: dict[str, Any], args: Mapping[str, Any], family: _Family) -
     number = shared // width if width and type(shared) is int else 0
     is_apart = number * width != shared or bool(number) != bool(family.shared)
     if not with_experts or is_apart or (dense and family.model_type == _MIXTRAL):
-        reason = f"its experts, in {len(with_experts)} of {layers} layers, are not those of {family.model_type}"
+        reason = f"its experts, in {len(with_experts)} of {layers} layers, do not match {family.model_type}"
         return Configured(None, reason=reason)
     if family.shared:
         if dense != [*range(len(dense))]:
-            return Configured(None, reason="its layers without experts are not the first")
+            return Configured(None, reason="its layers without experts do not come first")
         config |= {family.shared: number, "first_k_dense_replace": len(dense), "norm_topk_prob": True}
         return Configured({**config, "num_nextn_predict_layers": args.get("mtp_num_layers") or 0})
     if family.model_type == _MIXTRAL:

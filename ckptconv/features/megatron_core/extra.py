@@ -131,7 +131,7 @@ class Extra:
         for key, plain_values in ((_COMMON_KEY, self.common), (_OBJECTS_KEY, objects)):
             if key in tree:
                 raise UnsupportedError(
-                    f"{self.where} has a tensor called {key!r}, but the record has other values under that name."
+                    f"{self.where} contains a tensor called {key!r}, but the record has other values under that name."
                 )
             if plain_values:
                 tree[key] = plain_values
@@ -144,7 +144,7 @@ class Extra:
             sentences.append(f"Left out of the record, because they are not plain data: {some(self.left, form=str)}.")
         if self.without:
             sentences.append(
-                f"Taken as they are stored, because they have no fp32 master: {some(self.without, form=named)}."
+                f"Left at their stored precision, because they have no fp32 master: {some(self.without, form=named)}."
             )
         return sentences
 
@@ -185,7 +185,7 @@ def read_extra(
         extra.is_object = True
     if has_common or extra.is_object:
         if type(common) not in (dict, OrderedDict):
-            raise CorruptError(f"{where} does not hold a dict, as Megatron-core writes it.")
+            raise CorruptError(f"{where} does not contain the dict that Megatron-core writes.")
         extra.common = _Plain(extra.left, place.options).take(common)
     return None if described.nested else extra
 
@@ -197,8 +197,8 @@ def check_backend(place: Location) -> None:
     if backend not in ("", BACKEND) or version != _VERSION:
         said = f"{backend[:100]!r}" if version == _VERSION else f"version {str(version)[:100]} of {backend[:100]!r}"
         raise UnsupportedError(
-            f"{place.join(CONFIG_FILE)} says that the tensors are stored by {said}; "
-            f"only version {_VERSION} of {BACKEND} is supported.",
+            f"{place.join(CONFIG_FILE)} records that the tensors are stored with {said}; only version {_VERSION} of "
+            f"{BACKEND} is supported.",
             f"Load it in Megatron, and save it with --ckpt-format {BACKEND}.",
         )
 
@@ -306,10 +306,10 @@ def _without_names(names: Iterable[str], where: str) -> CkptconvError | None:
     if not buffers:
         return None
     return UnsupportedError(
-        f"{where}: the optimizer states are in the buffers of a distributed optimizer, such as {named(buffers[0])}, "
+        f"{where}: the buffers of a distributed optimizer, such as {named(buffers[0])}, contain the optimizer states "
         "without a record of which elements belong to which parameter.",
-        "Leave out --optimizer and --master to convert the weights. For the states, load the checkpoint in Megatron "
-        "and save it with --dist-ckpt-optim-fully-reshardable, which stores them by parameter.",
+        "Leave out --optimizer and --master to convert the weights. To convert the states, load the checkpoint in "
+        "Megatron and save it with --dist-ckpt-optim-fully-reshardable, which stores them by parameter.",
     )
 
 
@@ -368,8 +368,8 @@ def _shaped(state: LazyTensor, shape: Shape, called: str) -> LazyTensor:
         or math.prod(grid) > _MOST_SHARDS
     ):
         raise CorruptError(
-            f"{called} has the shape {list(state.shape)}, but its parameter {list(shape)}: they come from different "
-            "saves."
+            f"{called} has the shape {list(state.shape)}, but its parameter has {list(shape)}: they come from "
+            "different saves."
         )
     sizes = tuple(extent // parts for parts, extent in zip(grid, shape, strict=True))
     rows = View(state, state.dtype, (math.prod(grid), length))
@@ -402,7 +402,7 @@ def _masters(weights: Mapping[str, LazyTensor], states: Mapping[str, Any], where
         masters[name] = master
     if not masters:
         raise UnsupportedError(
-            f"{where} holds no fp32 masters: neither optimizer.state.{_MASTERS[0]}.* nor "
+            f"{where} contains no fp32 masters: neither optimizer.state.{_MASTERS[0]}.* nor "
             f"optimizer.state.{_MASTERS[1]}.*.",
             "Leave out --master to convert the weights as they are stored.",
         )
@@ -427,17 +427,20 @@ def _unstacked(values: Mapping[str, Any], shapes: Mapping[str, Shape], where: st
             continue
         stack, suffix = match.groups()
         if not 0 < shape[0] <= _MOST_LAYERS:
-            raise CorruptError(f"{where}: {named(name)} has {shape[0]} layers; 1 to {_MOST_LAYERS} can be unstacked.")
+            raise CorruptError(
+                f"{where}: {named(name)} has {shape[0]} layers, but --unstack supports 1 to {_MOST_LAYERS}."
+            )
         count, first = counts.setdefault(stack, (shape[0], name))
         if count != shape[0]:
             raise UnsupportedError(
-                f"{where}: {named(first)} has {count} layers and {named(name)} {shape[0]}: they cannot be unstacked.",
+                f"{where}: {named(first)} has {count} layers, but {named(name)} has {shape[0]}. They cannot be "
+                "unstacked.",
                 "Leave out --unstack.",
             )
         for layer in range(count):
             into = f"{stack}.{layer}.{suffix}"
             if into in values:
-                raise CorruptError(f"{where} holds both {named(name)} and {named(into)}, one layer of it.")
+                raise CorruptError(f"{where} contains both {named(name)} and {named(into)}, a layer of the former.")
             unstacked[into] = _layer(value, layer)
     return unstacked
 

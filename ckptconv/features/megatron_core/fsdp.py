@@ -59,7 +59,9 @@ class Extra:
     ) -> tuple[Any, dict[str, Any] | None, CkptconvError | None]:
         """Return the weights, and the states with their groups, by the names of parameters."""
         if wanted.master:
-            raise UnsupportedError(f"{self.where}: Megatron-FSDP's weights are its masters.", "Leave out --master.")
+            raise UnsupportedError(
+                f"{self.where}: Megatron-FSDP's weights are already the masters.", "Leave out --master."
+            )
         tree = {**_joined(weights, self.where), "common": self.common}
         _check_layers(tree, self.common.get("args"), self.where)
         if states is None:
@@ -91,7 +93,7 @@ class Extra:
 
     def notes(self) -> list[str]:
         """Return notes for the user on the names."""
-        joined = "The names are those of Megatron-core's parameters: gate and up, _w and _v, are joined."
+        joined = "The tensors have the names of Megatron-core's parameters. The gate (_w) and up (_v) parts are joined."
         left = [f"Left out of the record, because they are not plain data: {self.left}."] if self.left else []
         return [joined, *left]
 
@@ -112,7 +114,9 @@ def _joined(tensors: Mapping[str, Any], where: str) -> dict[str, Any]:
             joined[_bare(name)] = tensor
     for name, both in parts.items():
         if both.keys() != {"w", "v"} or both["w"].shape != both["v"].shape or both["w"].dtype != both["v"].dtype:
-            raise CorruptError(f"{where}: {named(name)} needs _w and _v of one shape and dtype, but has {[*both]}.")
+            raise CorruptError(
+                f"{where}: {named(name)} needs _w and _v with the same shape and dtype, but has {[*both]}."
+            )
         joined[name] = Concat((both["w"], both["v"]), 0)
     return joined
 
@@ -124,9 +128,9 @@ def _check_layers(names: Iterable[str], args: Any, where: str) -> None:
     stored = len({match[1] for name in names if (match := _LAYER.match(name))})
     if type(stages) is int and type(layers) is int and stages > 1 and stored < layers:
         raise UnsupportedError(
-            f"{where} has {stored} of the {layers} layers: Megatron-FSDP stored those of {stages} pipeline-parallel "
-            "stages under the same names, and only one stage's are there.",
-            "Save it again from a training with one stage, or as torch_dist.",
+            f"{where} contains {stored} of the {layers} layers: Megatron-FSDP stored the layers of {stages} "
+            "pipeline-parallel stages under the same names, so only those of one stage are left.",
+            "Save it again from a training with one pipeline-parallel stage, or as torch_dist.",
         )
 
 

@@ -37,25 +37,27 @@ def opened(source: Source, settings: Mapping[str, Any], reaching: Mapping[str, A
         return source
     common = source.weights.get("common")
     args = common.get("args") if isinstance(common, Mapping) else None
-    where, said, note, why = f"{source.path}: args", "the arguments of the training, which do not say", "", ""
+    where, said, note, why = f"{source.path}: args", "the arguments of the training, which do not specify", "", ""
     if not isinstance(args, Mapping):
         module = of_feature(*_ELSEWHERE)
         if module:
             args, path, note, why = module.stated(source.path, reaching.get("storage_options") or {})
-            where, said = f"{path}: model", f"{path}, which does not say"
+            where, said = f"{path}: model", f"{path}, which does not specify"
     lacking = Configured(None, reason=f"it has no arguments of Megatron-LM{why and f', and {why}'}")
     derived = configuration(args, map_name) if args else lacking
     has_model = any(isinstance(leaf, LazyTensor) and ADAPTER not in name for name, leaf in source.weights.items())
     prefixes = [name.removesuffix(EMBEDDINGS) for name in source.weights if f".{name}".endswith(f".{EMBEDDINGS}")]
     if derived.config is not None and has_model and len(prefixes) != 1:
-        reason = f"{len(prefixes) or 'no'} tensors are called {EMBEDDINGS}, which would say the vocabulary"
+        reason = f"{len(prefixes) or 'no'} tensors are called {EMBEDDINGS}, but exactly one was expected"
         derived = Configured(None, reason=reason)
     if derived.config is None:
         note = f"No config.json was derived for {source.path}: {derived.reason}."
-        return _noting(source, f"{note} Give the model's own with --config or --like.")
+        return _noting(source, f"{note} Specify the model's configuration with --config or --like.")
     keys, untold = _of_weights(source, args or {}, sizes, *prefixes)
     keys_untold = some((*derived.untold, *untold), form=str)
-    note = f"config.json, which --copy-config and --for-hub write, follows from {said} {keys_untold}. {note}".rstrip()
+    note = (
+        f"config.json, which --copy-config and --for-hub write, was derived from {said} {keys_untold}. {note}".rstrip()
+    )
     config, files = {**derived.config, **keys}, {**source.companions, CONFIG: File(where, 0)}
     return (_noting(source, note) if has_model else source)._replace(companions=files, config=config)
 

@@ -7,7 +7,7 @@ from ckptconv.features.megatron_output.kind import KIND as MEGATRON
 KIND = MEGATRON._replace(
     refused={
         **MEGATRON.refused,
-        "like": ("{} cannot be used here: all checkpoints of Megatron-FSDP have one form.", "Leave it out."),
+        "like": ("{} cannot be used here: Megatron-FSDP checkpoints have a single form.", "Leave it out."),
     },
     to="megatron-fsdp",
     plan="ckptconv.features.megatron_fsdp.output",

@@ -75,18 +75,21 @@ def plan(source: Source, target: Target, options: Options) -> Output:
             _META: {f"{wrapped}{name}": values for name, values in by_name.items()},
         }
         tree[_SCHEDULE] = own.get(_SCHEDULE) or schedule_of(optimizer)
-        notes.append(f"The states have the names of parameters in a training with {'16' if in_16_bits else '32'} bits.")
+        notes.append(
+            f"The states have the parameter names of a training with {'16' if in_16_bits else '32'}-bit weights."
+        )
     tree[_MODEL] = {f"{_WRAPPED}{name}": tensor for name, tensor in divided(weights, with_gate)}
     objects = [key for key in content.values if OBJECT.fullmatch(key)]
     if objects:
-        notes.append(f"Left out, because Megatron-FSDP has no such objects: {some(objects)}.")
+        notes.append(f"Left out, because Megatron-FSDP does not support these objects: {some(objects)}.")
     content.tensors = {}
     content.values = {key: leaf for key, leaf in content.values.items() if key not in objects}
     for leaf in flattened(tree, (), []):
         (content.tensors if isinstance(leaf.value, LazyTensor) else content.values)[dotted(leaf.path)] = leaf
     notes.append(
-        "For layers of Transformer Engine, and a training with one pipeline-parallel stage: for several, Megatron-FSDP "
-        "asks for the layers of each under the same names. It has no random states: give Megatron-LM --no-load-rng."
+        "The output is for layers of Transformer Engine and one pipeline-parallel stage: with several stages, "
+        "Megatron-FSDP uses the same names for the layers of each. It contains no random states: use --no-load-rng "
+        "in Megatron-LM."
     )
     files = [*file_plans(content, options), literal(TREES[target.form], str(iteration) if number else name)]
     planned = output_with(source, target._replace(layout=None), options, content, files)

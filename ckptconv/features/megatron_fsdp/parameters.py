@@ -72,7 +72,7 @@ def gated(parameters: Mapping[str, LazyTensor], where: str) -> frozenset[str]:
         times = 0 if after is None else tensor.shape[0] / after.shape[1]
         if times not in (1, 2):
             raise UnsupportedError(
-                f"{where}: {named(name)} has {tensor.shape[0]} rows, which does not say whether it has a gate."
+                f"{where}: {named(name)} has {tensor.shape[0]} rows, which does not determine whether it has a gate."
             )
         if times == 2:
             names.append(name)
@@ -106,8 +106,8 @@ def settings(optimizer: Mapping[Any, Any], parameters: Mapping[str, LazyTensor],
         # One group may be there twice, with and without rates.
         if not mine or any(mine[0].get(key, value) != value for group in mine for key, value in group.items()):
             raise UnsupportedError(
-                f"{where}: {len(mine)} groups of the optimizer can be that of {named(name)}, and which one is its own "
-                "is not stored.",
+                f"{where}: {len(mine)} groups of the optimizer can contain {named(name)}, and the checkpoint does "
+                "not record which one does.",
                 ADVICE,
             )
         chosen[name] = {**_SETTINGS, **mine[0]}

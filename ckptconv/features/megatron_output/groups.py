@@ -69,7 +69,9 @@ def _step_of(states: States, where: str) -> int:
     if len(steps) > 1:
         steps.discard(0)  # of parameters that got zeros
     if len(steps) != 1:
-        raise UnsupportedError(f"{where}: the parameters have {len(steps)} numbers of steps, not one.", ADVICE)
+        raise UnsupportedError(
+            f"{where}: the parameters have {len(steps)} different step counts; one was expected.", ADVICE
+        )
     return steps.pop()
 
 
@@ -78,7 +80,8 @@ def _check_steps(groups: Sequence[Mapping[str, Any]], step: Mapping[str, Any], w
     steps = [{**group, **step}.get(_STEP) for group in groups]
     if any(_number(step) is None or step != steps[0] for step in steps):
         raise UnsupportedError(
-            f"{where}: the groups of the optimizer have the steps {some(steps, form=repr)}; one number was expected.",
+            f"{where}: the groups of the optimizer have the step counts {some(steps, form=repr)}; one number was "
+            "expected.",
             ADVICE,
         )
 
@@ -90,8 +93,8 @@ def _distinct(groups: Sequence[dict[str, Any]], where: str) -> list[dict[str, An
     for group in groups:
         if distinct.setdefault(tuple(identifier(group, key) for key in _IDENTIFIERS), group) != group:
             raise UnsupportedError(
-                f"{where}: experts and other parameters have different settings, but with one optimizer, Megatron-core "
-                "has one group for them.",
+                f"{where}: experts and other parameters have different settings, but with one optimizer, "
+                "Megatron-core has one group for both.",
                 ADVICE,
             )
     return [*distinct.values()]
@@ -116,7 +119,7 @@ def _groups(states: States, weights: Mapping[str, LazyTensor], where: str) -> li
             rates = {"max_lr": settings.get("initial_lr", settings.get("lr")), "min_lr": 0.0}
             groups.extend([{**identifiers, **rates, **settings}, {**identifiers, **settings}])
     if not groups:
-        raise UnsupportedError(f"{where}: no group of the optimizer has the settings of {some(weights)}.", ADVICE)
+        raise UnsupportedError(f"{where}: no group of the optimizer has settings for {some(weights)}.", ADVICE)
     return groups
 
 

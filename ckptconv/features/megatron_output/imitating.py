@@ -40,9 +40,9 @@ def form_of(path: str, stores: Mapping[str, Any]) -> Form:
     step = open_source(path, storage_options=stores)
     if step.format != MEGATRON:
         raise UsageError(
-            f"{path} is a {step.format}, but --like needs a step of Megatron-core here.",
-            "Give one that the training saved, or leave --like out. The sizes of a map come from a config.json next to "
-            "the checkpoint, or from --size.",
+            f"{path} is a {step.format}, but --like requires a step of Megatron-core here.",
+            "Specify a step that the training saved, or leave out --like. The sizes of a map come from a "
+            "config.json next to the checkpoint, or from --size.",
         )
     place = located(Location(step.path, dict(stores))).directory
     optimizers = optimizers_in((step.weights.get("common") or {}).get("optimizer") or {})

@@ -20,8 +20,9 @@ def divided(path: str, options: Options) -> dict[str, Options]:
     name = basename(path.rstrip("/"))
     if options.states and not NUMBERED.fullmatch(name):
         raise UsageError(
-            f"{path}: --states needs a numbered step, because Megatron-LM loads optimizer states only from one.",
-            f"Give its directory as OUTPUT, such as {join(path, 'iter_0001000')}.",
+            f"{path}: --states requires a numbered step, because Megatron-LM loads optimizer states only from "
+            "numbered steps.",
+            f"Specify a step directory as OUTPUT, such as {join(path, 'iter_0001000')}.",
         )
     is_step = name == RELEASE or NUMBERED.fullmatch(name)
     return {path if is_step else join(path, RELEASE): options}
@@ -37,13 +38,13 @@ KIND = DCP._replace(
             ("{} cannot be used here: Megatron-core prescribes the keys of tensors.", ""),
         ),
         "fresh_optimizer": (
-            "{} applies only to a universal checkpoint: Megatron-LM has a new optimizer for a step without states.",
-            "Leave it out, and --states too.",
+            "{} applies only to a universal checkpoint: without states, Megatron-LM creates a new optimizer.",
+            "Leave out both this option and --states.",
         ),
     },
     idle={
         **DCP.idle,
-        "copy_config": "copies nothing: Megatron-LM reads no configuration of transformers",
+        "copy_config": "copies nothing: Megatron-LM does not read configurations of transformers",
         "tied": "has no effect on a step of Megatron-core, which stores tied embeddings once",
     },
     to="megatron",

@@ -76,8 +76,9 @@ def plan(source: Source, target: Target, options: Options) -> Output:
         are_two = has_two(tensors, own.get("args"), form.optimizers)
         if are_two is None:
             notes.append(
-                "The states of experts are those of a second optimizer, as Megatron-core has it on several "
-                "expert-parallel ranks. For training on one, give --like STEP, any step of such a training."
+                "The states of experts are written as those of a second optimizer, which Megatron-core uses on "
+                "several expert-parallel ranks. To train on a single rank, use --like STEP with any step of a "
+                "training on a single rank."
             )
         common["optimizer"] = optimizer_of(
             states, tensors, own.get("optimizer") or {}, are_two is not False, source.path
@@ -89,22 +90,25 @@ def plan(source: Source, target: Target, options: Options) -> Output:
             "chained_optim_avoid_prefix": True,
         }
         if CUTTING.of(options).fill_states:
-            notes.append("Parameters that got zeros have the step of the others: Megatron-core keeps one for all.")
+            notes.append(
+                "Parameters whose states were filled with zeros get the step count of the others: Megatron-core "
+                "stores one count for all."
+            )
         if "opt_param_scheduler" not in own:
             notes.append(
-                "The schedule of learning rates begins anew: give Megatron-LM its own, with "
+                "The learning rate schedule restarts: specify a schedule in Megatron-LM, with "
                 "--override-opt_param-scheduler."
             )
     content.tensors = {name: Leaf((), tensor) for name, tensor in stored.tensors.items()}
     of_engine = options.to == TRANSFORMER_ENGINE
     if not all(ADAPTER in name for name in stored.tensors):
         notes.append(
-            f"The layers have the names of {_ENGINE if of_engine else _CORE}. For those of "
-            f"{_CORE if of_engine else _ENGINE}, give --to {LOCAL if of_engine else TRANSFORMER_ENGINE}."
+            f"The layers have the names of {_ENGINE if of_engine else _CORE}. For the names of "
+            f"{_CORE if of_engine else _ENGINE}, use --to {LOCAL if of_engine else TRANSFORMER_ENGINE}."
         )
     if EMBEDDINGS not in stored.tensors and not stored.layers:
         content.warnings.append(
-            f"neither {EMBEDDINGS} nor a layer of a decoder is among the tensors: Megatron-core may know none of them"
+            f"the tensors include neither {EMBEDDINGS} nor a decoder layer: Megatron-core may recognize none of them"
         )
     files = [literal(CONFIG_FILE, json.dumps({"sharded_backend": BACKEND, "sharded_backend_version": 1}))]
     if form.has_common:
@@ -113,7 +117,9 @@ def plan(source: Source, target: Target, options: Options) -> Output:
         content.values[COMMON_STATE] = Leaf((), [common])
     if form.run_config:
         files.append(literal(RUN_CONFIG, form.run_config))
-        notes.append(f"{RUN_CONFIG} is that of {form.where}, unchanged: whether it says this model is not checked.")
+        notes.append(
+            f"{RUN_CONFIG} was copied unchanged from {form.where}, without a check that it describes this model."
+        )
     files.extend(file_plans(content, options, _layout(content, stored, options)))
     files.append(literal(TREES[target.form], str(iteration) if number else name))
     planned = output_with(source, target._replace(layout=None), options, content, files)
@@ -161,16 +167,20 @@ def completed(
         args = derived.values
         if not args:
             notes.append(
-                "No arguments were written: they come from embeddings, and from a config.json with the number of "
-                "attention heads. Give them to Megatron-LM on its command line."
+                "No arguments were written, because they require embeddings and a config.json with the number of "
+                "attention heads. Specify them on Megatron-LM's command line."
             )
         if derived.untold:
-            notes.append(f"Not among the arguments, so give them to Megatron-LM: {some(derived.untold)}.")
+            notes.append(
+                f"Missing from the arguments, so specify them on Megatron-LM's command line: {some(derived.untold)}."
+            )
     if args:
         own_shape = shape_of(stored.tensors, stored.layers)
         changed = [f"{name} ({args[name]!r}, now {of!r})" for name, of in own_shape.items() if args.get(name, of) != of]
         if changed:
-            notes.append(f"Arguments that the tensors contradict are set by these: {some(changed, form=str)}.")
+            notes.append(
+                f"Arguments that contradict the tensors were changed to match the tensors: {some(changed, form=str)}."
+            )
         args |= {name: of for name, of in own_shape.items() if name in args}
         args |= {"no_save_rng": True, "no_save_optim": not has_states, "ckpt_format": BACKEND}
     metadata = values.get("content_metadata")
@@ -183,7 +193,7 @@ def completed(
     rows = stored.tensors[EMBEDDINGS].shape[0] if EMBEDDINGS in stored.tensors else 0
     vocabulary = config.get("vocab_size")
     if type(vocabulary) is int and rows > vocabulary:
-        notes.append(f"The embeddings have {rows} rows: {rows - vocabulary} after the vocabulary are padding.")
+        notes.append(f"The embeddings have {rows} rows, of which the last {rows - vocabulary} are padding.")
     return {**own_values, **{key: value for key, value in values.items() if key not in own_values}}, notes
 
 

@@ -87,9 +87,9 @@ def sharded(tensors: Mapping[str, LazyTensor], implementation: str, where: str) 
     foreign = next((name for name in tensors if _FOREIGN.match(name)), "")
     if foreign:
         raise UnsupportedError(
-            f"{where} does not have Megatron-core's names of tensors: {named(foreign)} is a name of transformers.",
-            "Give a map, such as --map megatron-llama (ckptconv maps lists them), and --size _=N: rows of padding to "
-            "add to the vocabulary, 0 for none.",
+            f"{where} does not use Megatron-core's tensor names: {named(foreign)} is a name of transformers.",
+            "Specify a map, such as --map megatron-llama (ckptconv maps lists them), and --size _=N, the number of "
+            "padding rows to add to the vocabulary (0 for none).",
         )
     layers: dict[str, dict[int, dict[str, LazyTensor]]] = {}
     others: dict[str, LazyTensor] = {}
@@ -126,7 +126,9 @@ def sharded(tensors: Mapping[str, LazyTensor], implementation: str, where: str) 
             count = max(count, tensor.shape[0] if axes[name] else 0)
         axes[name] += bool(_EXPERTS.fullmatch(name))
         if axes[name] > len(tensor.shape):
-            raise CorruptError(f"{where}: {named(name)} has the shape {list(tensor.shape)}, too few for all layers.")
+            raise CorruptError(
+                f"{where}: {named(name)} has the shape {list(tensor.shape)}, which has too few dimensions."
+            )
     return Sharded(placed, axes, list(_objects(placed, axes, implementation)), count)
 
 

@@ -59,9 +59,9 @@ def stored_states(states: States, weights: Mapping[str, LazyTensor], to: str, wh
     lacking = [name for name in trained if not set(_MOMENTS) <= states.by_parameter.get(name, {}).keys()]
     if lacking:
         raise UnsupportedError(
-            f"{where}: {some(lacking)} have no {' and '.join(_MOMENTS)}, which Megatron-core's optimizer has of every "
-            "parameter.",
-            f"--fill-states writes zeros if others have them. {ADVICE}",
+            f"{where}: {some(lacking)} have no {' and '.join(_MOMENTS)}, which Megatron-core's optimizer requires "
+            "for every parameter.",
+            f"To write zeros for them if other parameters have these states, use --fill-states. {ADVICE}",
         )
     kinds: dict[str, dict[str, LazyTensor]] = {key: {} for key in (*_MOMENTS, _MASTER)}
     for name, weight in trained.items():
@@ -69,7 +69,7 @@ def stored_states(states: States, weights: Mapping[str, LazyTensor], to: str, wh
         others = [key for key, value in state.items() if key not in _KNOWN and isinstance(value, LazyTensor)]
         if others:
             raise UnsupportedError(
-                f"{where}: {name} has the states {some(others)}, which Megatron-core's Adam does not have.", ADVICE
+                f"{where}: {name} has the states {some(others)}, which Megatron-core's Adam does not support.", ADVICE
             )
         for key in _MOMENTS:
             kinds[key][name] = _widened(state[key], f"{where}: {name}.{key}")
@@ -86,9 +86,12 @@ def remarks(states: States, weights: Mapping[str, LazyTensor]) -> list[str]:
     rounded = [name for name in short if name in states.by_parameter]
     warnings = []
     if unknown:
-        warnings.append(f"left out, because there are no such weights: the states of {some(unknown)}")
+        warnings.append(f"left out, because the input has no weights for these states: {some(unknown)}")
     if rounded:
-        warnings.append(f"the fp32 masters are weights of fewer bits, because there are no others: {some(rounded)}")
+        warnings.append(
+            "the fp32 masters were taken from weights of lower precision, because the input has no masters: "
+            f"{some(rounded)}"
+        )
     return warnings
 
 
@@ -96,8 +99,8 @@ def _widened(tensor: LazyTensor, called: str) -> LazyTensor:
     """Return `tensor` in fp32. Raise UnsupportedError for numbers that mean something else, or have more digits."""
     if tensor.dtype.name not in (_FULL, *_HALVES):
         raise UnsupportedError(
-            f"{called} is {tensor.dtype}. Megatron-core has states in float32; states in {' and '.join(_HALVES)} are "
-            "converted to it.",
+            f"{called} is {tensor.dtype}. Megatron-core stores states in float32; only states in "
+            f"{' and '.join(_HALVES)} are converted to float32.",
             ADVICE,
         )
     return tensor if tensor.dtype.name == _FULL else casting.cast(tensor, DTYPES[_FULL])

@@ -49,7 +49,7 @@ def _form(target: CheckedOutput, options: Options) -> Form:
         return Form()  # what is wrong with it is said when its files are compared
     if form.run_config:
         raise UsageError(
-            f"{join(target.path, RUN_CONFIG)} was taken from another step.",
-            "Give that step, as for the conversion: --like.",
+            f"{join(target.path, RUN_CONFIG)} was copied from another step.",
+            "Use --like with the step that the conversion used.",
         )
     return form

@@ -86,8 +86,8 @@ def _check_views(base: Base, changed: Collection[str], apart: Collection[str]) -
         latest = last.get(not mine)
         if latest and latest[0] == path and start < latest[1] and start < stop and not {name, latest[2]} & {*apart}:
             raise UnsupportedError(
-                f"{base.path}: {name!r} and {latest[2]!r} share memory, but the adapter changes only one of them.",
-                "Save separate copies first (tensor.clone()), or leave one out with --exclude.",
+                f"{base.path}: {name!r} and {latest[2]!r} share storage, but the adapter changes only one of them.",
+                "Save separate copies first (tensor.clone()), or exclude one of them with --exclude.",
             )
         if mine not in last or last[mine][0] != path or last[mine][1] < stop:
             last[mine] = path, stop, name
@@ -128,8 +128,8 @@ class _Work:
             self._untie(self._head)
         elif embedding := moves_head(self._base, adapter, modules):
             self.notes.append(
-                f"The head that is tied to {embedding!r} changes with it, as in PEFT's merge; during training it did "
-                "not."
+                f"The head is tied to {embedding!r} and was changed with it, as in PEFT's merge. During training, the "
+                "head did not change."
             )
         self._check_saved(modules)
         self._placed = placed(adapter, self._base.tensors, self._base.path, modules)
@@ -148,8 +148,9 @@ class _Work:
                 self._factors(module, parts)
         for dtypes, count in Counter(self._rounded).items():
             self.notes.append(
-                f"{count_of(count, 'tensor')} next to the factors of {self._path} replaced the base's, rounded as in "
-                f"that training: {dtypes}. To keep the base's, convert the adapter alone first, and merge that."
+                f"{count_of(count, 'tensor')} next to the factors of {self._path} replaced those of the base, rounded "
+                f"as in the training: {dtypes}. To keep those of the base, convert the adapter alone first, and merge "
+                "that output."
             )
         self._rounded.clear()
 
@@ -162,20 +163,20 @@ class _Work:
         biased = [module for module, parts in adapted.items() if any(pair.bias is not None for pair in parts.factors)]
         for called, has, expected in (
             (
-                "DoRA's lengths",
+                "DoRA magnitudes",
                 [name for name, parts in adapted.items() if parts.lengths is not None],
                 adapter.scale.dora,
             ),
-            ("biases of factors", biased, adapter.has_bias),
+            ("biases of LoRA factors", biased, adapter.has_bias),
             (
-                "rows of tokens",
+                "trained rows of tokens",
                 [name for name, parts in modules.items() if parts.rows is not None],
                 bool(adapter.tokens),
             ),
         ):
             if bool(has) != expected:
                 raise CorruptError(
-                    f"{self._path} {'has' if has else 'lacks'} {called}, but its configuration says otherwise."
+                    f"{self._path} {'has' if has else 'lacks'} {called}, but its configuration specifies the opposite."
                 )
         lacking = [name for name, parts in adapted.items() if adapter.scale.dora and parts.lengths is None]
         if lacking:
@@ -191,8 +192,8 @@ class _Work:
         targeted = [parts.attention or module for module, parts in adapted.items() if not _ends(module, apart)]
         if left_out := adapter.targets.left_out(targeted):
             raise CorruptError(
-                f"{self._path} has factors of {some(left_out, 3)}, which its configuration does not name as adapted: "
-                "PEFT ignores them.",
+                f"{self._path} has factors of {some(left_out, 3)}, but its configuration does not list these modules "
+                "as adapted: PEFT ignores such factors.",
                 "Correct target_modules in the configuration, or remove the factors.",
             )
 
@@ -205,7 +206,7 @@ class _Work:
                 within in prefix for prefix in whole
             ):
                 raise CorruptError(
-                    f"{self._path} lacks {name!r}, which its configuration says was trained whole.",
+                    f"{self._path} lacks {name!r}, but its configuration lists this module as trained whole.",
                     "Save the adapter again with PEFT's save_pretrained.",
                 )
 
@@ -218,8 +219,8 @@ class _Work:
         self.apart |= {head.embedding, head.name}
         self.settings["tie_word_embeddings"] = False
         self.notes.append(
-            f"{head.name!r} is stored separately from {head.embedding!r}, to which the base ties it, because they were "
-            "trained separately. The configuration must say so: set tie_word_embeddings to false."
+            f"{head.name!r} is stored separately from {head.embedding!r}, because both were trained separately; the "
+            "base ties them. Set tie_word_embeddings to false in the configuration."
         )
 
     # ---- whole tensors, and rows
@@ -231,13 +232,14 @@ class _Work:
         before, number = self._by.get(place, (name, self._number))
         if number != self._number and is_whole:
             raise CorruptError(
-                f"{self._path} has a whole tensor for {name!r}, which another adapter changes too.",
-                "Adapters saved with save_pretrained hold only factors, and several of them can be merged.",
+                f"{self._path} replaces the whole tensor {name!r}, which another adapter changes too.",
+                "Adapters saved with save_pretrained contain only factors; several of them can be merged.",
             )
         if number == self._number and before != name:
             raise CorruptError(
-                f"{self._path} changes {name!r} and {before!r}, which are one tensor in {self._base.path}.",
-                "Train them as one with PEFT's ensure_weight_tying.",
+                f"{self._path} changes {name!r} and {before!r} separately, but they are one tensor in "
+                f"{self._base.path}.",
+                "Train them as one tensor with PEFT's ensure_weight_tying.",
             )
         self._by[place] = name, self._number
         self.changed[name] = tensor
@@ -276,7 +278,9 @@ class _Work:
         if size != tensor.shape[0]:
             raise CorruptError(f"{self._path} has vocabularies of {size:,} and of {tensor.shape[0]:,} tokens.")
         if self._head and self._head.is_new and name == self._head.embedding:
-            raise unknown(self._path, name, "its vocabulary differs from that of the head, which was tied to it")
+            raise unknown(
+                self._path, name, "its vocabulary differs in size from that of the head, to which the base ties it"
+            )
         return True
 
     def _add(self, module: str, memory: str, tensor: LazyTensor) -> None:
@@ -291,10 +295,11 @@ class _Work:
         if not is_saved(self._adapter, module):
             raise self._no_place(memory)
         if memory in self.dtypes:
-            raise CorruptError(f"{self._path} has {memory!r}, which another adapter added already.")
+            raise CorruptError(f"{self._path} has {memory!r}, but another adapter added this tensor already.")
         self.changed[memory], self.dtypes[memory] = tensor, tensor.dtype
         self.notes.append(
-            f"{memory!r} was added: the base has no such tensor, and config.json describes a model without it."
+            f"{memory!r} was added: the base has no such tensor, and its config.json describes a model without this "
+            "tensor."
         )
 
     def _is_new_head(self, module: str) -> bool:
@@ -329,7 +334,9 @@ class _Work:
         if tokens is None or len(base.shape) != 2 or rows.shape != (len(tokens), base.shape[1]):
             raise self._other_shape(f"{module}.token_adapter.trainable_tokens_delta", rows.shape, name)
         if max(tokens, default=0) >= base.shape[0]:
-            raise CorruptError(f"{self._path} has row {max(tokens):,} of {name!r}, which has {base.shape[0]:,} rows.")
+            raise CorruptError(
+                f"{self._path} has row {max(tokens):,} of {name!r}, but the base has only {base.shape[0]:,} rows."
+            )
         pieces: list[LazyTensor] = []
         at = 0
         for number, token in sorted(enumerate(tokens), key=lambda pair: pair[1]):
@@ -371,7 +378,7 @@ class _Work:
             self._check_weight(name)
         if len(place.names) > 1 or place.parts > 1:
             if parts.lengths is not None or pair.embedding or len(left.shape) != 2 or len(right.shape) != 2:
-                raise unknown(self._path, module, "the files of the base store it joined with others")
+                raise unknown(self._path, module, "the base stores it joined with other tensors")
             self._in_place(
                 memory,
                 place,
@@ -425,8 +432,8 @@ class _Work:
         place = self._placed.tensors.get(f"{module}.bias")
         if place is None or len(place.names) != 1 or place.parts != 1:
             raise CorruptError(
-                f"{self._path} has a bias for the factors of {module!r}, but {self._base.path} has no bias to add it "
-                "to.",
+                f"{self._path} has a bias for the factors of {module!r}, but {self._base.path} has no bias for this "
+                "module.",
                 "PEFT cannot merge it either. Add a bias of zeros to the module.",
             )
         name = place.names[0]
@@ -461,7 +468,7 @@ class _Work:
             raise unknown(
                 self._path,
                 name,
-                "DoRA of an embedding, or of a transposed matrix: each element needs all rows",
+                "DoRA of an embedding or of a transposed matrix, where each element depends on all rows",
             )
         if matrix.shape[1] > MOST_COLUMNS:
             reason = f"DoRA of rows of {matrix.shape[1]:,} elements; at most {MOST_COLUMNS:,} are supported"
@@ -490,15 +497,15 @@ class _Work:
         tensor = casting.unrounded(untagged(self.changed.get(name) or self._base.tensors[name]))
         if tensor.dtype.name not in SUMMED:
             raise UnsupportedError(
-                f"{self._base.path}: {name!r} is {tensor.dtype}, but an adapter can only be added to floats of 16 bits "
-                "or more."
+                f"{self._base.path}: {name!r} is {tensor.dtype}, but adapters can only be merged into floats of 16 "
+                "bits or more."
             )
         return tensor
 
     def _check_weight(self, name: str) -> None:
         if name in self._quantized:
             raise UnsupportedError(
-                f"{self._base.path}: {name!r} is quantized, but an adapter can only be added to plain weights.",
+                f"{self._base.path}: {name!r} is quantized, but adapters can only be merged into plain weights.",
                 "Use --dequantize to convert quantized weights to plain ones.",
             )
 
@@ -534,7 +541,7 @@ class _Work:
             self._check_weight(min((name for name in self._quantized if name.startswith(begin)), default=""))
             raise self._no_place(f"{module}.weight")
         if parts.lengths is not None or any(pair.bias is not None for pair in parts.factors):
-            raise unknown(self._path, module, "DoRA or a bias of stacked experts")
+            raise unknown(self._path, module, "it combines stacked experts with DoRA or a bias")
         for pair in parts.factors:
             if len(pair.left.shape) != 2 or len(pair.right.shape) != 2:
                 raise unknown(self._path, module, "its factors are not matrices")
@@ -564,7 +571,7 @@ class _Work:
                 count = "none"
             if not fits:
                 raise CorruptError(
-                    f"{self._path}: the shapes of the factors of {module!r} fit {count} of the stacked parameters "
+                    f"{self._path}: the factors of {module!r} have shapes that match {count} of the stacked parameters "
                     f"{some(stacks)}."
                 )
             (name,) = fits
@@ -619,7 +626,9 @@ class _Work:
         }
         turned = {height < width for height, width in others if {height, width} in ({rows, 2 * rows}, {rows, rows / 2})}
         if len(turned) != 1:
-            raise unknown(self._path, parameter, "square experts, which may or may not be transposed")
+            raise unknown(
+                self._path, parameter, "its experts are square, so it is not known whether they are transposed"
+            )
         return turned.pop()
 
     def _of_stack(
@@ -636,9 +645,9 @@ class _Work:
     def _no_place(self, memory: str) -> UsageError:
         if self._placed.has_other_layout(memory):
             return UsageError(
-                f"{self._path} has {memory!r}, which transformers stores in another layout in files than in memory, "
-                f"and {self._base.path} has no tensor of that name.",
-                "Save the base with the names of transformers in memory: model.state_dict().",
+                f"{self._path} has {memory!r}, for which transformers uses different layouts in files and in memory, "
+                f"but {self._base.path} has no tensor of that name.",
+                "Save the base with the names that transformers uses in memory: model.state_dict().",
             )
         if longer := next((name for name in self._base.tensors if name.endswith(f".{memory}")), ""):
             above = longer.removesuffix(memory)
@@ -653,9 +662,9 @@ class _Work:
                 f"{' '.join(options)}. Then merge into base.safetensors.",
             )
         return UsageError(
-            f"{self._path} has {PREFIX}{memory}, but {self._base.path} has no {memory!r}, also not under the other "
-            "names that transformers uses in files.",
-            "The adapter is for another model, or for a tensor that this base ties to another and does not store.",
+            f"{self._path} has {PREFIX}{memory}, but {self._base.path} has {memory!r} neither under this name nor "
+            "under the other names that transformers uses in files.",
+            "The adapter is for another model, or for a tied tensor that this base does not store.",
         )
 
     def _other_shape(self, memory: str, shape: Sequence[int], name: str) -> UsageError:

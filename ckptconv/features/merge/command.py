@@ -15,7 +15,7 @@ OTHER_WORDS = {
 }
 # Messages on options of other programs.
 OTHER_OPTIONS = {
-    "--alpha --lora-alpha --scale --scaling --weight --weights": f"{SCALING} --adapter chooses one of several.",
+    "--alpha --lora-alpha --scale --scaling --weight --weights": f"{SCALING} --adapter selects one of several.",
     "--base --base-model --adapter --lora --merge-weights": "Merge adapters with: ckptconv merge BASE ADAPTER OUTPUT.",
 }
 # The commands that print the report of a conversion.
@@ -31,7 +31,7 @@ OF_CONVERSIONS = ("merge",)
 )
 def merge(
     base: Annotated[
-        str, typer.Argument(metavar="BASE", show_default=False, help="The base model of the adapters, of any format.")
+        str, typer.Argument(metavar="BASE", show_default=False, help="The base model of the adapters, in any format.")
     ],
     words: Annotated[
         list[str],
@@ -39,8 +39,8 @@ def merge(
             metavar="ADAPTER... OUTPUT",
             show_default=False,
             help=(
-                "The adapters that PEFT wrote, in order; then the output: a directory, or a name that ends in "
-                ".safetensors."
+                "Adapters that PEFT wrote, in the order of merging; then the output: a directory, or a name that ends "
+                "in .safetensors."
             ),
         ),
     ],

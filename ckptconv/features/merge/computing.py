@@ -63,9 +63,9 @@ def _check_globs(options: Options, base: Iterable[str], path: str, names: Iterab
             count = len(fnmatch.filter(names, glob))
             if count and not fnmatch.filter(base, glob):
                 raise UsageError(
-                    f"{option} {glob!r} matches none of the base's names, from which it chooses, but "
+                    f"{option} {glob!r} selects tensors of the base and matches none, but it matches "
                     f"{count_of(count, 'name')} of {path}.",
-                    f"To merge a part of an adapter, convert it first: ckptconv convert {shlex.quote(path)} "
+                    f"To merge a part of an adapter, convert that part first: ckptconv convert {shlex.quote(path)} "
                     f"NEW/adapter_model.safetensors {option} {shlex.quote(glob)}, with its adapter_config.json in NEW.",
                 )
 
@@ -82,8 +82,8 @@ def _other_models(changed: Collection[str], names: Iterable[str]) -> Iterator[st
     others = sorted(same - keys)
     if len(keys) == 1 and others and (same | keys).intersection(MODEL_KEYS):
         yield (
-            f"merged into {keys.pop()}: the tensors of the same names in {some(others, form=str)} stay unchanged. "
-            "--key takes one of them."
+            f"merged into {keys.pop()}: the tensors with the same names in {some(others, form=str)} stay unchanged. "
+            "Use --key to select another of these."
         )
 
 
@@ -130,7 +130,7 @@ COMPUTING = Computing(
         lambda heading: heading.get("adapters", ()),
         (
             "`ckptconv merge` merged adapters",
-            "Merge them again, into another OUTPUT, and compare the two with `ckptconv diff`.",
+            "Merge them again, into another OUTPUT, and compare the two outputs with `ckptconv diff`.",
         ),
         "adapters",
         _again,

@@ -105,8 +105,8 @@ def read_adapters(paths: Sequence[str], settings: Mapping[str, Any], name: str =
     """
     if len(paths) > _MOST_ADAPTERS:
         raise UsageError(
-            f"{len(paths):,} adapters were given; at most {_MOST_ADAPTERS} can be merged at once.",
-            "Merge some of them first, then the others into the result.",
+            f"{len(paths):,} adapters were given; at most {_MOST_ADAPTERS} can be merged in one run.",
+            "Merge some of the adapters first, then the others into that output.",
         )
     return [_read(path, settings, name) for path in paths]
 
@@ -150,15 +150,15 @@ def _read(path: str, settings: Mapping[str, Any], name: str) -> Adapter:
 
 def _without_configuration(path: str, names: Mapping[str, object]) -> UsageError:
     """Return the error for an adapter without a configuration, or for a model in the place of an adapter."""
-    order = "The base comes first: ckptconv merge BASE ADAPTER OUTPUT."
+    order = "The base must come first: ckptconv merge BASE ADAPTER OUTPUT."
     if names and not is_adapter(names):
         return UsageError(
-            f"{path} is not an adapter: it has no {ADAPTER_CONFIG}, and no factors of LoRA.",
-            f"{order} Whole models are combined with ckptconv average.",
+            f"{path} is not an adapter: it has neither {ADAPTER_CONFIG} nor LoRA factors.",
+            f"{order} To combine whole models, use ckptconv average.",
         )
     return UsageError(
         f"{path} is not an adapter: it has no {ADAPTER_CONFIG}.",
-        f"Copy the {ADAPTER_CONFIG} that PEFT wrote next to it, or write one with {KEYS}, as the training had them. "
+        f"Copy the {ADAPTER_CONFIG} that PEFT wrote next to it, or write one with {KEYS}, as used in the training. "
         f"{order}",
     )
 
@@ -205,9 +205,9 @@ def _tokens(said: _Said) -> dict[str, tuple[int, ...]]:
     rows_of = value if isinstance(value, dict) else {"": value}
     for listed in rows_of.values():
         if not isinstance(listed, list) or any(type(row) is not int or row < 0 for row in listed):
-            raise said.wrong(name, value, "a list of rows, or one for each of some modules,")
+            raise said.wrong(name, value, "a list of rows, or an object of such lists by module,")
         if len(set(listed)) != len(listed):
-            raise said.wrong(name, value, "each row once")
+            raise said.wrong(name, value, "every row at most once")
     return {key: tuple(rows) for key, rows in rows_of.items()}
 
 
@@ -215,18 +215,16 @@ def _scale(said: _Said) -> Scale:
     """Return the ranks and scales of a configuration."""
     file, config = said.file, said.told
     if config.get("peft_type") != "LORA":
-        raise UnsupportedError(
-            f"{file} says that the adapter is of type {brief(config.get('peft_type'))}; only LORA can be merged."
-        )
+        raise UnsupportedError(f"{file} has the peft_type {brief(config.get('peft_type'))}; only LORA can be merged.")
     # An unknown key changes the factors if it is switched on, or has settings of its own.
     unknown = [name for name in config if name not in _KNOWN.split() and _asks(config[name])]
     if unknown:
-        raise UnsupportedError(f"{file} asks for {some(unknown)}, which is not supported.")
+        raise UnsupportedError(f"{file} sets {some(unknown)}, which is not supported.")
     if (begun := config.get("init_lora_weights")) not in _BEGINNINGS:
         raise UnsupportedError(
-            f"{file} says that the factors were initialized with {brief(begun)}, which subtracts their product from "
-            "the base: the adapter cannot be added to the unchanged base.",
-            "Save it again with PEFT's save_pretrained(..., path_initial_model_for_weight_conversion=...).",
+            f"{file} has init_lora_weights {brief(begun)}, which subtracts the product of the factors from the base: "
+            "the adapter cannot be merged into the unchanged base.",
+            "Save the adapter again with PEFT's save_pretrained(..., path_initial_model_for_weight_conversion=...).",
         )
     return Scale(
         said.number("r", config.get("r")),
@@ -285,7 +283,7 @@ def factor(scale: Scale, stated: tuple[float, float], name: str, rank: int) -> f
     r, alpha = stated
     if r != rank:
         raise CorruptError(
-            f"The factors of {name!r} have rank {rank}, but {ADAPTER_CONFIG} says {r:g}.",
+            f"The factors of {name!r} have rank {rank}, but {ADAPTER_CONFIG} specifies {r:g}.",
             "The adapter is damaged, or its configuration belongs to another adapter.",
         )
     return alpha / (r**0.5 if scale.rooted else r)

@@ -13,7 +13,7 @@ class _Merging:
 
     adapter = Option(
         TEXT,
-        "If ADAPTER holds several adapters, such as the reference in TRL's checkpoints, merge the one called NAME.",
+        "If ADAPTER contains several adapters, as TRL's checkpoints do with the reference, merge the adapter NAME.",
         metavar="NAME",
         fallback="the only one",
         group=TAKE,
@@ -22,7 +22,7 @@ class _Merging:
 
 
 # Advice on the weight of an adapter, for users who look for an option.
-SCALING = "An adapter is scaled as its adapter_config.json says: multiply lora_alpha there by the weight."
+SCALING = "The scale of an adapter is set in its adapter_config.json: multiply lora_alpha there by the weight."
 MERGING = {**options_in(_Merging), **COMBINING}
 # The name of the keywords' type, and its docstring.
 KEYWORDS = MERGING, "Options of `merge`."

@@ -79,7 +79,7 @@ def parsed(path: str, tensors: Mapping[str, LazyTensor], wanted: str = "") -> di
             adapters.setdefault(place.adapter, full)
     if len(prefixes) > 1:
         raise CorruptError(
-            f"{path} holds several models: the names {some([*prefixes.values()], 2)} begin differently.",
+            f"{path} contains several models: the names {some([*prefixes.values()], 2)} have different prefixes.",
             "Save only the adapted model.",
         )
     chosen = _chosen(path, adapters, wanted)
@@ -92,11 +92,11 @@ def parsed(path: str, tensors: Mapping[str, LazyTensor], wanted: str = "") -> di
             parts[place.part] = full, untagged(tensors[full])
         elif _ORIGINAL not in full:
             raise CorruptError(
-                f"{path} has {parts[place.part][0]!r} and {full!r}, which are the same part of a module.",
+                f"{path} has {parts[place.part][0]!r} and {full!r}, but both are the same part of a module.",
                 "The adapter is damaged, or mixes two adapters.",
             )
     if not parts:
-        raise CorruptError(f"{path} holds no factors or other tensors to merge.", "Download or copy it again.")
+        raise CorruptError(f"{path} contains no factors or other tensors to merge.", "Download or copy it again.")
     return _modules(path, parts)
 
 
@@ -123,7 +123,7 @@ def _place(path: str, full: str, name: str) -> _Place:
     if match := FACTOR.fullmatch(name):
         is_bias = match["parameter"] == "bias"
         if is_bias and (match["side"] == "A" or match["embedding"]):
-            raise unknown(path, full, "it is not a known factor of LoRA")
+            raise unknown(path, full, "it is not a known LoRA factor")
         depth, side = match["depth"].count(".base_layer"), "bias" if is_bias else match["side"]
         return _Place(_Part(match["module"], "factors", depth, bool(match["embedding"]), side), match["adapter"] or "")
     if match := _LENGTHS.fullmatch(name):
@@ -132,7 +132,7 @@ def _place(path: str, full: str, name: str) -> _Place:
         field = "rows" if match["what"] == "delta" else "beside"
         return _Place(_Part(match["module"], field), match["adapter"] or "")
     if "lora_" in name or "trainable_tokens_" in name:
-        raise unknown(path, full, "it is not a known factor of LoRA")
+        raise unknown(path, full, "it is not a known LoRA factor")
     adapter = next((match["adapter"] or "" for match in _WRAPPED.finditer(name) if "modules_to_save" in match[0]), None)
     module, _, parameter = _WRAPPED.sub("", f".{name}")[1:].rpartition(".")
     return _Place(_Part(module, "whole", which=parameter), adapter)
@@ -148,17 +148,18 @@ def _chosen(path: str, adapters: Mapping[str, str], wanted: str) -> str:
     # save_pretrained leaves the name out, and puts each adapter except the default one into a directory of its name.
     if wanted and wanted != _DEFAULT and wanted not in path.split("/")[-2:]:
         raise UsageError(
-            f"{path} has no adapter {brief(wanted)}: it holds one adapter, without a name.",
-            "Leave out --adapter, or give the directory of that adapter.",
+            f"{path} has no adapter {brief(wanted)}: it contains one adapter, without a name.",
+            "Omit --adapter, or give the directory of that adapter.",
         )
     if len(names) > 1:
         if "" in adapters:
             raise CorruptError(
-                f"{path} has tensors both with and without the name of an adapter: {some(list(adapters.values()), 2)}.",
+                f"{path} has some tensors with the name of an adapter and some without: "
+                f"{some(list(adapters.values()), 2)}.",
                 "The adapter is damaged, or mixes two adapters.",
             )
         raise UsageError(
-            f"{path} holds {len(names)} adapters: {some(names)}.", f"Name one of them: --adapter {names[0]}"
+            f"{path} contains {len(names)} adapters: {some(names)}.", f"Select one of them: --adapter {names[0]}"
         )
     return names[0] if names else ""
 
@@ -194,7 +195,7 @@ def _attend(path: str, attention: str, modules: dict[str, Module]) -> None:
     if not module.factors or not out.factors or beside.factors:
         raise unknown(path, attention + _OUT, "only an adapted nn.MultiheadAttention has such factors")
     if any(adapted.lengths is not None or adapted.factors[0].bias is not None for adapted in (module, out)):
-        raise unknown(path, attention, "DoRA, or a bias of factors, of an nn.MultiheadAttention")
+        raise unknown(path, attention, "an nn.MultiheadAttention with DoRA or with a bias of its factors")
     modules[attention] = module._replace(parameter="in_proj_weight")
     modules[name] = out._replace(attention=attention, whole=beside.whole)
 
@@ -203,7 +204,7 @@ def _factors(path: str, module: str, parts: Mapping[_Part, tuple[str, LazyTensor
     embedding = next(iter(parts)).embedding
     if differing := next((full for part, (full, _) in parts.items() if part.embedding != embedding), ""):
         first = next(iter(parts.values()))[0]
-        raise CorruptError(f"{path} has {first!r} and {differing!r}: one is for an embedding, the other is not.")
+        raise CorruptError(f"{path} has {first!r} and {differing!r}, but only one of them is for an embedding.")
     sides = {part.which: named_tensor for part, named_tensor in parts.items()}
     if "A" not in sides or "B" not in sides:
         raise CorruptError(f"{path} has only one of the two factors of {module!r}.")
@@ -211,7 +212,8 @@ def _factors(path: str, module: str, parts: Mapping[_Part, tuple[str, LazyTensor
         if len(tensor.shape) < 2 or not tensor.numel:
             raise CorruptError(
                 f"{path}: {full!r} has the shape {list(tensor.shape)}, but a matrix was expected.",
-                "Training with sharded parameters (ZeRO-3, FSDP) saves such factors if it does not gather them first.",
+                "Training with sharded parameters (ZeRO-3, FSDP) saves such factors if the parameters are not gathered "
+                "first.",
             )
     bias = sides.get("bias")
     return Factors(sides["B"][1], sides["A"][1], embedding, bias[1] if bias else None)

@@ -126,9 +126,9 @@ def placed(adapter: Adapter, tensors: Mapping[str, LazyTensor], path: str, modul
         for (_, memory), expected, rival in zip(wanted, first, results[number], strict=True):
             if expected != rival:
                 raise UnsupportedError(
-                    f"{adapter.source.path}: {brief(memory, 200)} may be {_shown(expected)} or {_shown(rival)} of "
-                    f"{path}, because several model families use such names.",
-                    "Rename the tensors of the base as the model has them in memory, with --rename or --map.",
+                    f"{adapter.source.path}: {brief(memory, 200)} is ambiguous: it may be {_shown(expected)} or "
+                    f"{_shown(rival)} of {path}, because several model families use such names.",
+                    "Give the tensors of the base the names that the model uses in memory, with --rename or --map.",
                 )
     places = {memory: place for (_, memory), place in zip(wanted, first, strict=True) if isinstance(place, InFiles)}
     stacks = {}

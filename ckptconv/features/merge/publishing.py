@@ -29,11 +29,12 @@ def untrue(config: Mapping[str, Any] | None, weights: Weights) -> Iterator[str]:
         if weights.stem == ADAPTER or not every or len(every) < len(weights.tensors):
             return
         fact = (
-            f"The output is {count_of(len(every), 'factor')} of LoRA under the name of a model. No program loads these."
+            f"The output contains only {count_of(len(every), 'LoRA factor')}, but has the file name of a model. No "
+            "program loads such a file."
         )
         advice = (
-            f"PEFT loads adapter_model.safetensors with an {ADAPTER_CONFIG} next to it: give OUTPUT that name, and "
-            "copy that configuration."
+            f"PEFT loads adapter_model.safetensors with an {ADAPTER_CONFIG} next to it: use this name as OUTPUT, and "
+            f"copy the {ADAPTER_CONFIG}."
         )
         if weights.publishing:
             raise UsageError(fact, advice)
@@ -42,15 +43,15 @@ def untrue(config: Mapping[str, Any] | None, weights: Weights) -> Iterator[str]:
     first, adapter = next(iter(factors.items()))
     others = [name for name in weights.tensors if name not in factors]
     fact = (
-        f"The output has {count_of(len(factors), 'factor')} of LoRA, such as {quoted(first)}, and "
+        f"The output has {count_of(len(factors), 'LoRA factor')}, such as {quoted(first)}, and "
         f"{count_of(len(others), 'other tensor') if others else 'nothing else'}. No program loads these as a model."
     )
     advice = (
         f"Merge them: ckptconv merge BASE INPUT OUTPUT. BASE is the model before the training; INPUT needs {_NEEDED}. "
         f"For the adapter alone: {_selecting(adapter, weights.before)}, with adapter_model.safetensors as OUTPUT."
         if others
-        else "PEFT loads adapter_model.safetensors, in which names lack that of the adapter: give OUTPUT that name, "
-        f"and {_selecting(adapter, weights.before)}. PEFT needs {_NEEDED}."
+        else "PEFT loads adapter_model.safetensors, with tensor names that do not contain the name of the adapter: use "
+        f"this file name as OUTPUT, and {_selecting(adapter, weights.before)}. PEFT needs {_NEEDED}."
     )
     if weights.publishing:
         raise UsageError(fact, advice)
@@ -63,8 +64,9 @@ def _of_left_out(weights: Weights) -> Iterator[str]:
         left = [name for name in _beside_factors(weights.before, adapter) if name not in weights.after]
         if left:
             yield (
-                f"The output lacks {count_of(len(left), 'tensor')} that the adapter {quoted(adapter)} has next to its "
-                f"factors, such as {quoted(left[0])}. PEFT saves them together: {_selecting(adapter, weights.before)}."
+                f"The output has the factors of the adapter {quoted(adapter)}, but lacks "
+                f"{count_of(len(left), 'tensor')} that belong to them, such as {quoted(left[0])}. PEFT saves all of "
+                f"these together: {_selecting(adapter, weights.before)}."
             )
 
 

@@ -58,8 +58,8 @@ class Base(NamedTuple):
             if self.ties_head is False:
                 return ""
             raise UnsupportedError(
-                f"{self.path} has several embeddings, {some(known)}, and does not say which of them the head is tied "
-                "to."
+                f"{self.path} has several embeddings, {some(known)}, and does not specify to which of them the head is "
+                "tied."
             )
         return known[0] if known else ""
 
@@ -120,8 +120,8 @@ def untied(base: Base, adapter: Adapter, modules: Mapping[str, Module]) -> tuple
         raise unknown(
             adapter.source.path,
             head,
-            "the base ties it to the embedding, but it was trained separately. Use PEFT's ensure_weight_tying to "
-            "train them as one",
+            "the base ties it to the embedding, but it was trained separately. Use PEFT's ensure_weight_tying to train "
+            "both as one tensor",
         )
     is_copy = bool(owner and modules[owner].whole) and is_saved(adapter, owner) and not adapter.tied
     if not head and not is_copy:
@@ -129,8 +129,8 @@ def untied(base: Base, adapter: Adapter, modules: Mapping[str, Module]) -> tuple
     if not alias and not head and base.ties_head is None:
         raise UnsupportedError(
             f"{adapter.source.path} has a trained copy of {embedding!r}, and it is not known whether {base.path} ties "
-            "its head to it; such a head would stay unchanged.",
-            "Copy the config.json of the model next to it.",
+            "the head to this embedding. The head would stay unchanged.",
+            "Copy the config.json of the model next to the base.",
         )
     begin = "language_model." if embedding.startswith("language_model.model.") else ""
     return modules, Head(alias or f"{begin}{HEAD}.weight", embedding, not alias)

@@ -42,8 +42,8 @@ def contradicted(config: Mapping[str, Any], before: Iterable[str], after: Iterab
             places_of.setdefault(wrong, []).append(f"{len(numbers) - len(left)} of {len(numbers)} {place}.N")
     for wrong, places in places_of.items():
         yield (
-            f"config.json says {some(wrong, form=str)}, and the output has {some(places, 2, str)}. Correct config.json "
-            "before loading the output, or use --layers and --experts, which change it."
+            f"config.json has {some(wrong, form=str)}, but the output has {some(places, 2, str)}. Correct config.json "
+            "before loading the output, or use --layers and --experts, which change config.json."
         )
 
 

@@ -42,7 +42,7 @@ STAYING = (
         "state of the training",
         _TRAINING,
     ),
-    Row("*.index.json", "transformers, diffusers", "index", "it lists the files of the input"),
+    Row("*.index.json", "transformers, diffusers", "index", "index of the input files"),
     Row("*.safetensors *.bin *.pt *.pth *.ckpt", "", "weights", WEIGHTS),
     Row("*.h5 *.msgpack *.ot *.onnx *.gguf *.tflite *.mlmodel *.pte *.npz", "", "weights", _FOREIGN),
     Row("*.pkl *.pickle", "", "pickle", "pickles, which are never copied"),
@@ -50,7 +50,7 @@ STAYING = (
 UNKNOWN = "not known as a model's"
 # Not the optimizer_0 of accelerate.
 _STEP = re.compile(r"(?!optim)(?:[A-Za-z_]+[-_=]?)?\d+")
-_ELSEWHERE = "that of another folder is used"
+_ELSEWHERE = "the file of another folder is used"
 # Names with one reason that are shown.
 _SHOWN = 100
 

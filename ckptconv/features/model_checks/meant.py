@@ -30,8 +30,8 @@ def _older(source: Source, read: str, steps: Sequence[str]) -> Iterator[str]:
     """Yield a warning if the file that was `read` is an earlier output of this program next to the `steps` of a run."""
     if steps and not is_remote(source.path) and Directory(Location(source.path, {})).made_as(read):
         yield (
-            f"{join(source.path, read)} was read, an earlier output of ckptconv, and not the steps in {source.path}: "
-            f"{some([*map(basename, steps)], form=str)}. To convert one of them, give its name."
+            f"{join(source.path, read)}, an earlier output of ckptconv, was read instead of the steps in "
+            f"{source.path}: {some([*map(basename, steps)], form=str)}. To convert a step, give its path."
         )
 
 
@@ -50,7 +50,10 @@ def told(source: Source, left: Mapping[str, str]) -> Told:
         beside = {f"{source.stem}{SUFFIX}"} if source.shards else ()
         others = [path for path in weights if splitext(basename(path))[0] in STEMS and basename(path) not in beside]
         unread = some([*map(basename, others)], form=str)
-        text = f"{source.path} has weights of several libraries: {read[0]} was read, and not {unread}. Name a file to "
+        text = (
+            f"{source.path} has weights of several libraries: {read[0]} was read, but not {unread}. Give the path of a "
+            "file to "
+        )
         warnings = [f"{text}convert it."] if others else []
         return Told(warnings=[*warnings, *_older(source, read[0], [path for path, why in left.items() if why == STEP])])
     if len(read) != 1 or is_repository(source.path):
@@ -59,11 +62,11 @@ def told(source: Source, left: Mapping[str, str]) -> Told:
     others = [path for path in weights if splitext(basename(path))[0] != stem]
     if others:
         raise UsageError(
-            f"{source.path} holds several weights, and it is not clear which are meant: "
+            f"{source.path} contains several files of weights, and it is not clear which to convert: "
             f"{some([join(source.path, read[0]), *others], form=str)}.",
             f"Give one of them{several(', or convert several: {}') or '.'}",
         )
     folders = [path for path, why in left.items() if why == FOLDER and is_checkpoint(Location(path, {}))]
     verb = "is a checkpoint" if len(folders) == 1 else "are checkpoints"
-    warnings = [f"{some(folders, form=str)} {verb} too, and not read. To convert it, give its name."] if folders else []
+    warnings = [f"{some(folders, form=str)} {verb} too, but not read. To convert it, give its path."] if folders else []
     return Told([f"The weights are those of {join(source.path, read[0])}."], warnings)

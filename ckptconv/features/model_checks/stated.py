@@ -37,7 +37,7 @@ def untrue(
         return
     for key, count in experts_in(config):
         if sizes and count not in sizes:
-            yield f"config.json says {key} {count}, and the output has {min(sizes)} experts in each layer."
+            yield f"config.json has {key} {count}, but the output has {min(sizes)} experts in each layer."
 
 
 def of_vocabulary(
@@ -53,9 +53,9 @@ def of_vocabulary(
     if embeddings and stated and not any(possible & {*rows.values()} for _, _, possible in stated):
         key, size, _ = stated[0]
         yield (
-            f"config.json says {key} {size}, and {embeddings[0]!r} of the output has {rows[embeddings[0]]} rows: for "
-            "most models, loaders refuse that. If the training resized the vocabulary, correct config.json, and take "
-            "the tokenizer of the training."
+            f"config.json has {key} {size}, but {embeddings[0]!r} of the output has {rows[embeddings[0]]} rows, which "
+            "loaders refuse for most models. If the training resized the vocabulary, correct config.json, and use the "
+            "tokenizer of the training."
         )
 
 
@@ -65,6 +65,9 @@ def _left_out(config: Mapping[str, Any], before: Collection[str], after: Collect
         key = key_of(component, config)
         if key and places.component_of(component, before) and not places.component_of(component, after):
             is_kept = places.component_of(kept, before) and not missing("component")
-            how = f" Use --component {kept} to convert the {whole} with a config.json of its own." if is_kept else ""
-            fact = f"config.json describes the {component} model, under {key}, and the output has none of its tensors."
+            how = f" Use --component {kept} to convert the {whole} with its own config.json." if is_kept else ""
+            fact = (
+                f"config.json describes the {component} model, under {key}, but the output has no tensors of that "
+                "model."
+            )
             yield f"{fact}{how}"

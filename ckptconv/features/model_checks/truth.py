@@ -36,14 +36,14 @@ def untrue(config: Mapping[str, Any] | None, weights: Weights) -> Iterator[str]:
     prefix = prefix if prefix.startswith(WRAPPERS[0]) else prefix.removesuffix(WRAPPERS[-1])
     if weights.publishing and prefix and "auto_map" not in (config or {}):
         raise UsageError(
-            f"All names of the output begin with {prefix!r}, the prefix of a model wrapper, under which programs would "
-            "not find the weights.",
-            f"Give --strip-prefix {prefix} (without --for-hub, names stay as they are).",
+            f"All names of the output begin with {prefix!r}, the prefix of a model wrapper: programs would not find "
+            "the weights.",
+            f"Give --strip-prefix {prefix}, or omit --for-hub to keep the names.",
         )
     if tensors and all(map(_NUMBERED.fullmatch, tensors)):
         yield (
-            f"The output has states of an optimizer by number, such as {next(iter(tensors))!r}, and no weights. Give "
-            "the model, or the directory of both, with --optimizer PATH: it names the states by parameter."
+            f"The output has optimizer states by number, such as {next(iter(tensors))!r}, but no weights. For names by "
+            "parameter, convert the model, or the directory of both, with --optimizer PATH."
         )
     if config is None:
         return
@@ -57,19 +57,19 @@ def untrue(config: Mapping[str, Any] | None, weights: Weights) -> Iterator[str]:
     method = next((str(value.get("quant_method")) for _, value in _quantizations(config)), "")
     if method and not parts:
         yield (
-            f"config.json says that the weights are quantized ({method}), and none of the output's is: loaders would "
-            "look for codes and scales. Remove its quantization_config."
+            f"config.json specifies quantized weights ({method}), but the output has none: loaders would look for "
+            "codes and scales. Remove quantization_config from config.json."
         )
     elif parts and not method:
         weight = next(iter(parts.values()))
-        yield f"config.json says nothing of quantization, and {weight!r} of the output has codes or scales."
+        yield f"config.json does not specify quantization, but {weight!r} of the output has codes or scales."
     sizes: Counter[str] = Counter()
     for name, tensor in tensors.items():
         if tensor.dtype.kind == "f" and tensor.dtype.itemsize > 1 and name not in parts:
             sizes[tensor.dtype.name] += tensor.nbytes // tensor.dtype.itemsize
     said = configs.dtype_of(config)
     if said and sizes and said not in sizes and not method:
-        yield f"config.json says dtype {said}, and the weights of the output are {sizes.most_common(1)[0][0]}."
+        yield f"config.json has dtype {said}, but the weights of the output are {sizes.most_common(1)[0][0]}."
     yield from _of_head(config, tensors)
 
 
@@ -87,11 +87,9 @@ def _of_head(config: Mapping[str, Any], tensors: Mapping[str, LazyTensor]) -> It
     if not embeddings or "CausalLM" not in str(config.get("architectures")):
         return
     if config.get(_TIED) is False and not heads:
-        yield (
-            f"config.json says {_TIED} false, and the output has no {_HEAD}: loaders would make one of random values."
-        )
+        yield (f"config.json has {_TIED} false, but the output has no {_HEAD}: loaders would initialize it randomly.")
     elif config.get(_TIED) is True and heads and heads[0] not in embeddings:
         yield (
-            f"config.json says {_TIED} true, and the output has {_HEAD} as well: if it is not equal to the embeddings, "
-            "some loaders ignore it."
+            f"config.json has {_TIED} true, but the output also has {_HEAD}: if this tensor differs from the "
+            "embeddings, some loaders ignore it."
         )

@@ -74,12 +74,12 @@ def layers_in(config: Mapping[str, Any] | None, total: int, path: str) -> int:
     possible = (total, total - further)
     if wrong := next((key for key, value in counts.items() if value not in possible), None):
         raise CorruptError(
-            f"config.json says {wrong} {counts[wrong]}, but the weights of {path} have {total} layers.",
+            f"config.json has {wrong} {counts[wrong]}, but the weights of {path} have {total} layers.",
             "Correct config.json, or convert the whole checkpoint.",
         )
     if len({*counts.values()}) > 1:
         said = some(counts.items(), form=lambda count: f"{count[0]} {count[1]}")
-        raise CorruptError(f"config.json contradicts itself: it says {said}.", "Correct the wrong one.")
+        raise CorruptError(f"config.json contradicts itself: it has {said}.", "Correct the wrong value.")
     if counts:
         return next(iter(counts.values()))
     lengths = [len(value) for _, key, value in every if isinstance(value, (list, str)) and SPEAKS.search(key)]

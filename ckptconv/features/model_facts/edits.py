@@ -80,9 +80,10 @@ class Editor:
         """Raise CorruptError if the configuration does not count the `number` of some `noun`, 0 for any."""
         if number and noun not in self.counted:
             raise CorruptError(
-                f"config.json does not count the {number} {noun} of the weights: it has none of "
-                f"{some(keys, form=str)}, nor a list with an entry for each.",
-                "Give the configuration of the model with --config FILE, or write none with --no-copy-config.",
+                f"config.json does not specify the number of {noun}, {number} in the weights: it has neither "
+                f"{some(keys, form=str)} nor a list with an entry for each.",
+                "Give the configuration of the model with --config FILE, or omit it from the output with "
+                "--no-copy-config.",
             )
 
     def edited(self, config: dict[str, Any]) -> Edited:
@@ -138,17 +139,17 @@ def tensors_alone(chosen: Selected, what: str) -> Iterator[str]:
     """Yield a note if an output, called `what`, leaves out values that are no tensors."""
     if chosen.structured and (chosen.described.values or chosen.described.inert):
         values = some(chosen.described.values, form=str) or "objects of other classes"
-        yield f"{NOT_CONVERTED}{values}, because {what} has only tensors."
+        yield f"{NOT_CONVERTED}{values}, because {what} contains only tensors."
 
 
 def _told(edited: Edited) -> str:
     if not edited.rows:
         return "config.json was not changed."
     rows = [
-        f"it is the model's {row.new}" if row.key == WHOLE else f"{row.key}: {_short(row.old)} to {_short(row.new)}"
+        f"it is {row.new} of the model" if row.key == WHOLE else f"{row.key}: {_short(row.old)} to {_short(row.new)}"
         for row in edited.rows
     ]
-    return f"config.json was changed to be true of the part: {some(rows, len(rows), str)}."
+    return f"config.json was changed to match the part: {some(rows, len(rows), str)}."
 
 
 def _short(value: Any) -> str:

@@ -90,11 +90,9 @@ def stack_of(names: Iterable[str], path: str) -> Stack:
         if place and not is_beside(place) and not is_further(place):
             stacks.setdefault(place, set()).add(number)
     if len(stacks) != 1:
-        layers = (
-            f"several stacks of layers: {some(stacks)}" if stacks else "no layers with numbers, such as model.layers.0"
-        )
+        layers = f"several stacks of layers: {some(stacks)}" if stacks else "no numbered layers, such as model.layers.0"
         raise UnsupportedError(
-            f"{path} has {layers}.", "Choose tensors with --include and --exclude." if stacks else "Leave --layers out."
+            f"{path} has {layers}.", "Select tensors with --include and --exclude." if stacks else "Omit --layers."
         )
     ((place, numbers),) = stacks.items()
     missing = [number for number in range(max(numbers) + 1) if number not in numbers]
@@ -120,17 +118,18 @@ def check_layers(names: Iterable[str], stack: Stack, kept: Sequence[int], count:
     for place, numbers in beside.items():
         if numbers == {*map(str, range(count))} or place.endswith("_layers"):
             raise UnsupportedError(
-                f"{path} has {len(numbers)} {place}.N next to {count} {stack.place}.N: it is not known which of them "
-                "belong to which layer.",
-                f"Leave them out with --exclude '{place}.*', or choose tensors with --include and --rename.",
+                f"{path} has {len(numbers)} {place}.N next to {count} {stack.place}.N: it is not known which {place}.N "
+                "belongs to which layer.",
+                f"Exclude them with --exclude '{place}.*', or select tensors with --include and --rename.",
             )
     words = {word for layer in within for name in layer for word in name.split(".")}
     is_beginning = [*kept] == [*range(len(kept))]
     if word := next(filter(_ACROSS.fullmatch, sorted(words)), ""):
-        raise UnsupportedError(f"{path} stores a {word} of several layers in one of them.", "Convert it whole.")
+        raise UnsupportedError(f"{path} stores a {word} of several layers in one layer.", "Convert all layers.")
     if not is_beginning and (word := next(filter(_BY_NUMBER.fullmatch, sorted(words)), "")):
         raise UnsupportedError(
-            f"{path} has layers with {word}, which compute with their number, and would have another one in the part.",
+            f"{path} has layers with {word}, which depend on the number of the layer, but layers have other numbers in "
+            "the part.",
             "Keep the first layers, such as --layers 0-3.",
         )
     for end, old, new in (("first", 0, kept[0]), ("last", count - 1, kept[-1])):
@@ -139,7 +138,7 @@ def check_layers(names: Iterable[str], stack: Stack, kept: Sequence[int], count:
             different = some(sorted(more or less), 3, str)
             raise UnsupportedError(
                 f"{path}: layer {old}, the {end} one, has {'' if more else 'no '}{different}, unlike layer {new}: "
-                f"programs tell such a layer by its place, and layer {new} would be the {end} one of the part.",
+                f"programs recognize such a layer by its position, but layer {new} would be the {end} one of the part.",
                 f"Keep layer {old} as the {end} one.",
             )
 
@@ -251,7 +250,7 @@ def _experts(module: str, shapes: Mapping[str, tuple[int, ...]], path: str) -> E
 
 def _unknown(path: str, name: str, shape: Sequence[int], module: str, count: int) -> UnsupportedError:
     return UnsupportedError(
-        f"{path}: {name} has the shape {list(shape)}, and {module} has {count} experts: it is not known which of its "
-        "rows belong to which expert.",
-        f"Leave it out with --exclude {name}, or convert without --experts.",
+        f"{path}: {name} has the shape {list(shape)}, but {module} has {count} experts: it is not known which rows "
+        "belong to which expert.",
+        f"Exclude the tensor with --exclude {name}, or convert without --experts.",
     )

@@ -8,6 +8,6 @@ from __future__ import annotations
 
 PAGES = ()
 # The reason why it exceeds the budget of a container of files.
-EXCEEDS = "it reads the files of two programs, Megatron-LM and Meta's, and checks that those of all ranks fit together"
+EXCEEDS = "it reads the files of Megatron-LM and of Meta, and checks that the files of all ranks fit together"
 # The features that it builds on.
 NEEDS = ("joining",)

@@ -87,10 +87,11 @@ def read(place: Location, wanted: Wanted) -> Source:
         return source._replace(path=place.path, pointers=pointers, notes=[f"Took {files[0]}."])
     if not wanted.parts:
         raise UnsupportedError(
-            f"{step} holds {len(files)} ranks of Megatron-LM: {some([file.parent.name for file in files], form=str)}. "
-            "Each has a part of every tensor, and the files do not say how to join the parts.",
-            "Join them with a map, such as --map megatron-llama; or save with --ckpt-format torch_dist, which records "
-            "how; or convert one rank's file with --alone.",
+            f"{step} contains the files of {len(files)} Megatron-LM ranks: "
+            f"{some([file.parent.name for file in files], form=str)}. Each has a part of every tensor, and the files "
+            "do not record how to join the parts.",
+            "Join them with a map, such as --map megatron-llama; save with --ckpt-format torch_dist, which records "
+            "the layout; or convert one rank's file with --alone.",
         )
     opened, log = read_all({f"{file.parent.name}/{file.name}": file for file in files})
     ranks = _ranks(step, files, opened)
@@ -134,21 +135,22 @@ def _ranks(step: Location, files: Sequence[Location], opened: Sequence[TorchFile
         tensor, pipeline, expert = (*numbers, 0, 0)[:3]
         if (tensor, pipeline, expert) in ranks:
             raise CorruptError(
-                f"{step} holds two files of one rank: {ranks[tensor, pipeline, expert].file} and {file}."
+                f"{step} contains two files of the same rank: {ranks[tensor, pipeline, expert].file} and {file}."
             )
         words = (_STATE.fullmatch(key) for key in value if isinstance(key, str))
         states = {int(word[1] or 0): value[word[0]] for word in words if word}
         if not states or not all(isinstance(state, dict) for state in states.values()):
-            raise CorruptError(f"{file} has no state dict under 'model', where Megatron-LM writes it.")
+            raise CorruptError(f"{file} has no state dict under the key 'model', where Megatron-LM writes it.")
         tensors = {stage: tensors_in(state) for stage, state in states.items()}
         if not any(tensors.values()) and any(state for state in states.values()):
             raise UnsupportedError(
-                f"{file} is from a Megatron-LM release before Megatron-core: its state dict is nested.",
-                "Convert it to Megatron-core with Megatron-LM's tools/checkpoint first.",
+                f"{file} was written by a Megatron-LM release without Megatron-core: its state dict is nested.",
+                "First convert it to Megatron-core with Megatron-LM's tools/checkpoint.",
             )
         if expert and any(_GROUPED.fullmatch(name) for state in tensors.values() for name in state):
             raise UnsupportedError(
-                f"{file} holds the experts of one rank in one tensor; the experts of other ranks are in other files.",
+                f"{file} contains the experts of one rank in one tensor; other files contain the experts of other "
+                "ranks.",
                 "Save it with --ckpt-format torch_dist.",
             )
         shared = _size(args, "tensor_model")
@@ -163,8 +165,8 @@ def _ranks(step: Location, files: Sequence[Location], opened: Sequence[TorchFile
     missing = [cell for cell in itertools.islice(cells, len(ranks) + 1) if cell not in ranks]
     if missing:
         raise CorruptError(
-            f"{step} lacks the file of the rank {missing[0]} (tensor, pipeline, expert), and has "
-            f"{' × '.join(map(str, sizes))} of them.",
+            f"{step} lacks the file of rank {missing[0]} (tensor, pipeline, expert) in a layout of "
+            f"{' × '.join(map(str, sizes))} ranks.",
             "Copy the files of all ranks.",
         )
     return [ranks[key] for key in sorted(ranks)]
@@ -204,7 +206,9 @@ def _joined(step: Location, ranks: Sequence[_Rank]) -> Parts:
             rank_states = [rank.states.get(stage, {}) for rank in group]
             parts.check_same_names(rank_states, [rank.file for rank in group])
             if (stage, pipeline) not in starts:
-                raise CorruptError(f"{group[0].file} holds 'model{stage}', but the first rank of its stage does not.")
+                raise CorruptError(
+                    f"{group[0].file} contains 'model{stage}', but the first rank of its stage does not."
+                )
             for name in rank_states[0]:
                 if _LEFT_OUT not in name:
                     new = _moved(_EXPERT, _moved(_LAYER, name, starts[stage, pipeline]), expert * experts)
@@ -261,8 +265,8 @@ def _of_megatron(file: LoneFile) -> bool:
 LONE = (
     LoneKind(
         "belongs to one of several model-parallel ranks of Megatron-LM.",
-        "Give the directory of the step and a map that joins the ranks, for example: ckptconv convert {} OUTPUT --map "
-        "megatron-llama",
+        "Specify the directory of the step and a map that joins the ranks, for example: ckptconv convert {} OUTPUT "
+        "--map megatron-llama",
         _of_megatron,
         up=2,
         lies=lambda place: any(matching(pattern, place.parent.name) for pattern in _RANKS),

@@ -47,10 +47,10 @@ def read(place: Location, wanted: Wanted) -> Source:
         return torch_file.read(files[0], wanted)._replace(path=place.path)
     if not wanted.parts:
         raise UnsupportedError(
-            f"{place} holds {len(files)} files of Meta's tensor-parallel ranks. Each has a part of every tensor, and "
-            "the files do not say how to join the parts.",
-            "Join them with --map meta-llama3 (for Llama 3) or --map meta-llama2, which give Hugging Face names; or "
-            "convert one file with --alone.",
+            f"{place} contains {len(files)} files of Meta's tensor-parallel ranks. Each has a part of every tensor, "
+            "and the files do not record how to join the parts.",
+            "Join them with --map meta-llama3 (for Llama 3) or --map meta-llama2, which convert the names to "
+            "Hugging Face names; or convert one file with --alone.",
         )
     opened, log = read_all({file.name: file for file in files})
     parts = Parts(place.path)
@@ -88,7 +88,7 @@ def _of_meta(file: LoneFile) -> bool:
 LONE = (
     LoneKind(
         "belongs to one of Meta's tensor-parallel ranks.",
-        "Give the directory and a map that joins the ranks: ckptconv convert {} OUTPUT --map meta-llama3, or "
+        "Specify the directory and a map that joins the ranks: ckptconv convert {} OUTPUT --map meta-llama3, or "
         "meta-llama2.",
         _of_meta,
     ),

@@ -46,8 +46,8 @@ class Parts:
             return
         if (first.dtype, first.shape) != (tensor.dtype, tensor.shape):
             raise CorruptError(
-                f"{self.where}: {quoted(name)} is {tensor.dtype} of shape {list(tensor.shape)} in one file, and "
-                f"{first.dtype} of shape {list(first.shape)} in another, but each rank should have the whole tensor.",
+                f"{self.where}: {quoted(name)} is {tensor.dtype} of shape {list(tensor.shape)} in one file, but "
+                f"{first.dtype} of shape {list(first.shape)} in another; each rank should have the same whole tensor.",
                 "The files come from different saves.",
             )
         self.equal.append((name, first, tensor))
@@ -66,8 +66,8 @@ class Parts:
                 )
             ):
                 raise CorruptError(
-                    f"{self.where}: the ranks' parts of {quoted(name)} do not fit together: {first.dtype} of shape "
-                    f"{list(first.shape)}, and {share.dtype} of shape {list(share.shape)}.",
+                    f"{self.where}: the ranks' parts of {quoted(name)} do not fit together: one is {first.dtype} of "
+                    f"shape {list(first.shape)}, another is {share.dtype} of shape {list(share.shape)}.",
                     "The files come from different saves.",
                 )
         return Concat(tuple(shares), dim)
@@ -78,7 +78,7 @@ class Parts:
             lacking = [*(ranks[0].keys() - names.keys()), *(names.keys() - ranks[0].keys())]
             if lacking:
                 raise CorruptError(
-                    f"{files[0]} and {file} do not have parts of the same tensors: only one has "
+                    f"{files[0]} and {file} do not contain parts of the same tensors: only one contains "
                     f"{some(sorted(lacking))}.",
                     "The files come from different saves, or one is damaged.",
                 )

@@ -105,8 +105,10 @@ def _component(component: str, names: Collection[str], path: str) -> dict[str, s
         and any(name.startswith("model.") for name in names)
     )
     raise UsageError(
-        f"{path} has no {component} component: no tensor is in a module such as {module}.",
-        "If its language model is under model, add --rename '^model\\.=language_model.model.'" if top else "",
+        f"{path} has no {component} component, that is, no tensor of a module such as {module}.",
+        "If the names of its language model begin with model., add --rename '^model\\.=language_model.model.'"
+        if top
+        else "",
     )
 
 
@@ -121,18 +123,19 @@ def _layers(numbers: Sequence[int], stack: places.Stack, count: int) -> tuple[in
     tokens before others."""
     if lacking := [number for number in numbers if number >= stack.size]:
         raise UsageError(
-            f"--layers {text_of(numbers)} names layer {lacking[0]}, but {stack.place} has layers 0 to {stack.size - 1}."
+            f"--layers {text_of(numbers)} contains layer {lacking[0]}, but {stack.place} has layers 0 to "
+            f"{stack.size - 1}."
         )
     if not any(number < count for number in numbers):
         raise UsageError(
-            f"--layers {text_of(numbers)} keeps only layers that predict further tokens: those before are 0 to "
-            f"{count - 1}.",
-            "To take them alone, use --component mtp.",
+            f"--layers {text_of(numbers)} keeps only layers that predict further tokens; the layers before them are 0 "
+            f"to {count - 1}.",
+            "To convert only the layers that predict further tokens, use --component mtp.",
         )
     if [*numbers] != sorted(numbers, key=lambda number: number >= count):
         raise UsageError(
-            f"--layers {text_of(numbers)} puts a layer that predicts further tokens, from {count} on, before one that "
-            "does not."
+            f"--layers {text_of(numbers)} must list the layers that predict further tokens, from {count} on, after all "
+            "others."
         )
     return tuple(numbers)
 
@@ -157,26 +160,26 @@ def _experts(
     tensors with a row for each to `rows`. Raise UsageError for experts that do not exist, and for unfit lists."""
     modules = places.experts_of(tensors, path)
     if not modules:
-        raise UsageError(f"{path} has no experts.", "Leave --experts out.")
+        raise UsageError(f"{path} has no experts.", "Omit --experts.")
     if len(lists) not in (1, len(modules)):
         raise UsageError(
             f"--experts has {len(lists)} lists, but {len(modules)} modules of {path} have experts: "
             f"{some([module.module for module in modules], 2)}.",
-            "Give one list for all of them, or one for each, in the order of the layers.",
+            "Give one list for all modules, or one list per module, in the order of the layers.",
         )
     every = [*lists] * len(modules) if len(lists) == 1 else lists
     counts, lengths = {module.size for module in modules}, {len(kept) for kept in every}
     if len(counts) > 1 or len(lengths) > 1:
         sizes, said = (counts, f"{path} has layers") if len(counts) > 1 else (lengths, "--experts has lists")
         raise UsageError(
-            f"{said} of {some(sorted(sizes), form=str)} experts: a configuration has one number for all layers.",
-            "Cut a model whose layers have as many experts, and keep as many in each.",
+            f"{said} of {some(sorted(sizes), form=str)} experts, but a configuration has one number for all layers.",
+            "Use a model whose layers all have the same number of experts, and keep the same number in each layer.",
         )
     renumbered: dict[str, Mapping[int, int]] = {}
     for experts, kept in zip(modules, every, strict=True):
         if max(kept) >= experts.size:
             raise UsageError(
-                f"--experts {text_of(kept)} names expert {max(kept)}, but {experts.module} has experts 0 to "
+                f"--experts {text_of(kept)} contains expert {max(kept)}, but {experts.module} has experts 0 to "
                 f"{experts.size - 1}."
             )
         renumbered[experts.module] = {old: new for new, old in enumerate(kept)}

@@ -60,9 +60,10 @@ def edited(config: Mapping[str, Any], facts: Facts) -> Edited:
         if not key:
             raise UsageError(
                 f"config.json has no configuration of its {component} component, such as {component}_config.",
-                "Give that of the component with --config FILE, or write none with --no-copy-config.",
+                "Give the configuration of the component with --config FILE, or omit it from the output with "
+                "--no-copy-config.",
             )
-        editor.rows.append(Row(WHOLE, "that of the whole model", key))
+        editor.rows.append(Row(WHOLE, "configuration of the whole model", key))
         shared = {name: config[name] for name in _SHARED if name in config and name not in config[key]}
         is_said = component == "text" and (_TIED in config or _TIED in config[key])
         config = {**config[key], **shared}
@@ -70,7 +71,7 @@ def edited(config: Mapping[str, Any], facts: Facts) -> Edited:
             # Programs write a head only where it is not the embeddings.
             config[_TIED] = editor.changed(_TIED, config.get(_TIED), not facts.has_head)
         if "architectures" not in config:
-            editor.notes.append(f"{key} names no architectures: AutoModel goes by its model_type.")
+            editor.notes.append(f"{key} has no architectures: AutoModel uses its model_type.")
     return editor.edited(editor.of(config))
 
 
@@ -148,8 +149,8 @@ class _Editor(Editor):
             return self._listed(where, value, scope, lists)
         if _WINDOW.fullmatch(key) and value and not facts.is_beginning and not self._has_kinds(scope):
             self.warnings.append(
-                f"config.json says {where} {value}, and not of which layers: a program that goes by their numbers, as "
-                "those of Gemma 2 do, takes others of the part than of the model."
+                f"config.json has {where} {value}, but does not specify the layers: programs that select layers by "
+                "number, as for Gemma 2, will select others in the part than in the model."
             )
         return value
 
@@ -183,7 +184,9 @@ class _Editor(Editor):
         said = next((key for key in lists if isinstance(scope.get(key), list)), "")
         if not said:
             raise self._untrue(where, value)
-        self.notes.append(f"{where} {brief(value)} of config.json was left as it is: {said} says it of each layer.")
+        self.notes.append(
+            f"{where} {brief(value)} of config.json was not changed, because {said} specifies it for each layer."
+        )
         return value
 
     def _of_entries(self, key: str, value: Sequence[Any], where: str, scope: Mapping[str, Any]) -> Any:
@@ -195,7 +198,7 @@ class _Editor(Editor):
             groups = [[kept.index(layer) for layer in group if layer in kept] for group in value]
             if any(new != sorted(new) or len(new) not in (0, len(old)) for new, old in zip(groups, value, strict=True)):
                 raise UsageError(
-                    f"config.json says {where} {brief(value)}: layers of a group take what its first one computes.",
+                    f"config.json has {where} {brief(value)}: the layers of a group use results of its first layer.",
                     "Keep all layers of a group in their order, or none.",
                 )
             return [*filter(None, groups)]
@@ -208,14 +211,15 @@ class _Editor(Editor):
             entries = [value[layer] for layer in (kept if len(value) == facts.total else facts.kept_layers)]
             if entries[0] == _TAKEN != value[0]:
                 raise UsageError(
-                    f"config.json says {where} {_TAKEN!r} of layer {kept[0]}: it takes what one before it computes.",
-                    "Keep that layer before it too.",
+                    f"config.json has {where} {_TAKEN!r} for layer {kept[0]}: this layer uses results of an earlier "
+                    "layer.",
+                    "Keep the earlier layer too.",
                 )
             last = value[facts.kept_layers[-1]]
             if key in KINDS and value[facts.layers - 1] == _FULL != last and not _ENDING.isdisjoint(scope):
                 raise UsageError(
-                    f"config.json says {where} {last} of layer {facts.kept_layers[-1]}, which would be the last one of "
-                    f"the part: programs of such models, as Gemma 4, read the last one as {_FULL}.",
+                    f"config.json has {where} {last} for layer {facts.kept_layers[-1]}, which would be the last layer "
+                    f"of the part. Programs for such models, such as Gemma 4, read the last layer as {_FULL}.",
                     f"Keep a layer of {_FULL} at the end.",
                 )
             return "".join(entries) if isinstance(value, str) else entries
@@ -234,16 +238,16 @@ class _Editor(Editor):
     def _untrue(self, where: str, value: Any) -> UsageError:
         layers = text_of(self._facts.kept_layers)
         return UsageError(
-            f"config.json says {where} {brief(value)}, a rule over the numbers of layers, of which no value is true of "
+            f"config.json has {where} {brief(value)}, a rule for the numbers of layers. No value of it is correct for "
             f"layers {layers} as 0 to {len(self._facts.kept_layers) - 1}.",
-            "Keep the first layers, such as --layers 0-3, or write no configuration with --no-copy-config.",
+            "Keep the first layers, such as --layers 0-3, or omit config.json with --no-copy-config.",
         )
 
     def _unfit(self, where: str, value: Sequence[Any]) -> CorruptError:
         return CorruptError(
-            f"config.json has {len(value)} entries in {where}, {brief(value)}, and the weights have "
-            f"{self._facts.layers} layers: it has neither an entry for each layer nor numbers of layers from 0.",
-            "Correct config.json, or write no configuration with --no-copy-config.",
+            f"config.json has {len(value)} entries in {where}, {brief(value)}, but the weights have "
+            f"{self._facts.layers} layers: the entries are neither one per layer nor numbers of layers from 0.",
+            "Correct config.json, or omit it with --no-copy-config.",
         )
 
     # ------------------------------------------------------------------------------------------------------ experts
@@ -253,7 +257,7 @@ class _Editor(Editor):
         if key in counts.EXPERTS and {*map(type, numbers)} == {int} and max(numbers) > 1:
             if {*numbers} - {0, 1, before}:
                 raise CorruptError(
-                    f"config.json says {where} {brief(value)}, but the weights have {before} experts in each layer.",
+                    f"config.json has {where} {brief(value)}, but the weights have {before} experts in each layer.",
                     "Correct config.json.",
                 )
             self.counted.add("experts")
@@ -266,27 +270,28 @@ class _Editor(Editor):
         )
         if is_taken and value > after:
             raise UsageError(
-                f"config.json says {where} {value}, but the part has {after} experts in each layer.",
+                f"config.json has {where} {value}, but the part has {after} experts in each layer.",
                 f"Keep at least {value} experts.",
             )
         if key in ("n_group", "num_expert_group") and value > 0:
             if after % value:
                 raise UsageError(
-                    f"config.json says {where} {value}, which does not divide the {after} experts of the part.",
+                    f"config.json has {where} {value}, which does not divide the {after} experts of the part.",
                     f"Keep a multiple of {value} experts.",
                 )
             groups = scope.get("topk_group")
             taken = next((scope[name] for name in counts.PER_TOKEN if type(scope.get(name)) is int), 0)
             if type(groups) is int and groups > 0 and taken > groups * (after // value):
                 raise UsageError(
-                    f"config.json says that a token takes {taken} experts of {groups} groups, but the part has "
+                    f"config.json specifies that a token uses {taken} experts of {groups} groups, but the part has "
                     f"{after // value} experts in each of its {value} groups ({where}).",
                     "Keep more experts.",
                 )
             pairs = (pair for numbers in self._facts.renaming.experts.values() for pair in numbers.items())
             if any(old * value // before != new * value // after for old, new in pairs):
                 self.warnings.append(
-                    f"config.json says {where} {value}: experts of one group of the model are in several groups of the "
-                    "part. Keep as many of each group, in the order of the groups, to route as the model does."
+                    f"config.json has {where} {value}, and experts of one group of the model are in several groups of "
+                    "the part. For the routing of the model, keep the same number of experts in each group, in the "
+                    "order of the groups."
                 )
         return value

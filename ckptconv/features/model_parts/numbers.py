@@ -21,13 +21,13 @@ def numbers_in(text: str, called: str = "") -> list[int]:
         first, dash, last = part.partition("-")
         last = last if dash else first
         if not (first.isdecimal() and last.isdecimal() and len(last) < 8 and int(first) <= int(last) < _MOST):
-            raise UsageError(f"{called} {brief(text)} is no list of numbers.", _HOW)
+            raise UsageError(f"{called} {brief(text)} is not a list of numbers.", _HOW)
         numbers += range(int(first), int(last) + 1)
         if len(numbers) > _MOST:
             raise UsageError(f"{called} {brief(text)} has more than {_MOST:,} numbers.", _HOW)
     if len({*numbers}) < len(numbers):
         twice = next(number for at, number in enumerate(numbers) if number in numbers[:at])
-        raise UsageError(f"{called} {brief(text)} has {twice} twice.", _HOW)
+        raise UsageError(f"{called} {brief(text)} contains {twice} twice.", _HOW)
     return numbers
 
 
@@ -54,7 +54,7 @@ def numbers_of(value: Any, called: str) -> str:
     if isinstance(value, (list, tuple, range)) and value and all(type(number) is int for number in value):
         value = ",".join(map(str, value))
     if not isinstance(value, str):
-        raise UsageError(f"{called} {brief(value)} is no list of numbers.", _HOW)
+        raise UsageError(f"{called} {brief(value)} is not a list of numbers.", _HOW)
     return text_of(numbers_in(value, called))
 
 
@@ -79,6 +79,6 @@ def _in_file(path: str, called: str) -> Any:
         raise UsageError(f"{called}: {path} is not valid JSON: {error}.") from error
     if not isinstance(value, list) or not value:
         raise UsageError(
-            f"{called}: {path} holds no list of experts.", "Write a list of numbers, or a list of lists of numbers."
+            f"{called}: {path} contains no list of experts.", "Write a list of numbers, or a list of lists of numbers."
         )
     return value

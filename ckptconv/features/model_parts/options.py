@@ -37,7 +37,8 @@ def _component(value: Any, called: str) -> Any:
         return _COMPONENT.parse(value, called)
     except UsageError as error:
         error.hint = error.hint or (
-            "convert --include GLOB takes others by the names of their tensors, such as 'multi_modal_projector.*'."
+            "To convert another component, select its tensors by name with --include, such as "
+            "'multi_modal_projector.*'."
         )
         raise
 
@@ -51,27 +52,28 @@ class PartOptions(Given):
 
     layers: str = deciding(
         LAYERS,
-        "Convert only these layers, such as 0-3,60, renumbered in this order, and change config.json with them.",
+        "Convert only these layers, such as 0-3,60, renumbered in this order, and change config.json accordingly.",
         metavar="NUMBERS",
         group=TAKE,
     )
     experts: tuple[str, ...] = deciding(
         EXPERTS,
-        "Convert only these experts of each layer, such as 0-7, renumbered, with their rows of the routers; or FILE, "
+        "Convert only these experts of each layer, such as 0-7, renumbered, with their rows of the routers. FILE is "
         "JSON with a list of numbers for each layer that has experts.",
         metavar="NUMBERS|FILE",
         group=TAKE,
     )
     component: str = deciding(
         ValueKind(_component, unset="", accepts=_COMPONENT.accepts, values=_COMPONENT.values),
-        "Convert only the language model (text) or the vision model of a model of both, with its own config.json, or "
-        "the layers that predict further tokens (mtp).",
+        "Convert only one component: the language model (text) or the vision model (vision), with its own config.json, "
+        "or the layers that predict further tokens (mtp).",
         metavar="text|vision|mtp",
         group=TAKE,
     )
     config: str = option(
         PATH,
-        "The configuration of the model, for a checkpoint with none next to it. A part has it as config.json.",
+        "The configuration of the model, if no config.json is next to the checkpoint. The output of a part contains it "
+        "as config.json.",
         metavar="FILE",
         group=TAKE,
     )

@@ -56,7 +56,7 @@ def _parted(chosen: Selected, source: Source, options: Options, reference: Selec
         # They are no model of their own, so that no configuration is true of them.
         warnings += untrue(source.config or {}, Weights([*chosen.tensors], cut_part.names, {}, False, MODEL))
     if part.path and source.config is None:
-        notes.append(f"--config has no effect on the output, which has no config.json: {part.path} was only read.")
+        notes.append(f"The output has no config.json: {part.path} (--config) was only read.")
     chosen_part = chosen._replace(
         names={name: name for name in cut_part.tensors},
         known=cut_part.tensors,
@@ -86,9 +86,9 @@ def _parted(chosen: Selected, source: Source, options: Options, reference: Selec
         return chosen_part
     if not any(key in (chosen_part.edit or dict)(source.config) for key in configs.QUANTIZING):
         raise UsageError(
-            f"Only {QUANTIZED} says how the weights of {source.path} are quantized, and not config.json: its names are "
-            "not changed to those of a part.",
-            "Use --dequantize, or write no configuration with --no-copy-config.",
+            f"Only {QUANTIZED}, not config.json, specifies how the weights of {source.path} are quantized, but its "
+            "names cannot be changed to those of a part.",
+            "Use --dequantize, or omit config.json with --no-copy-config.",
         )
     return chosen_part
 
@@ -102,7 +102,10 @@ def _quantized(chosen: Selected, cut_part: Cut) -> dict[str, parted.PartedTensor
         if new is None or not all(part in cut_part.names for part in parts):
             continue
         if any(cut_part.tensors[cut_part.names[part]] is not chosen.tensors[part] for part in parts):
-            raise UsageError(f"{name} is quantized by torchao, of which no rows are taken.", "Use --dequantize.")
+            raise UsageError(
+                f"{name} is quantized by torchao; selecting rows of such tensors is not supported.",
+                "Use --dequantize.",
+            )
         kept[new] = tensor
     return kept
 
@@ -114,7 +117,7 @@ def _size_notes(part: Part, cut_part: Cut, before: int) -> Iterator[str]:
     kept = [f"--component {part.asked.component}"] if part.asked.component else []
     kept += [f"{len(facts.kept)} of {facts.total} layers"] if facts.kept is not None else []
     kept += [f"{facts.experts[1]:,} of {facts.experts[0]:,} experts"] if facts.experts else []
-    lacking = "" if part.config is not None else " No configuration was found to change."
+    lacking = "" if part.config is not None else " No config.json was found to change."
     yield f"A part of the model: {len(cut_part.tensors):,} of {before:,} tensors ({', '.join(kept)}).{lacking}"
 
 
@@ -122,13 +125,13 @@ def _states(source: Source, states: Mapping[str, Any], groups: Sequence[Any], ti
     part: Part = source.computed["part"]
     if not part.options:
         raise UsageError(
-            "--config is for conversions of the weights alone, but the optimizer's states were asked for.",
-            "Put the file next to the checkpoint as config.json, and leave --config out; or give --size for a map.",
+            "--config supports only conversions of weights, but optimizer states were requested.",
+            "Put the file next to the checkpoint as config.json, and omit --config; or give --size for a map.",
         )
     options = [f"--{name}" for name in part.options]
     raise UsageError(
-        f"{some(options, form=str)} takes a part of the weights, and the optimizer's states are those of all.",
-        "Convert the states without it.",
+        f"{some(options, form=str)} selects a part of the weights, but the optimizer states belong to all weights.",
+        "Convert the states without this option.",
     )
 
 

@@ -74,7 +74,7 @@ def _module(text: str, renaming: Renaming, where: str) -> str | None:
 
 def _unclear(text: str, where: str) -> UsageError:
     return UsageError(
-        f"config.json says {where} {brief(text, 200)}, which may mean layers or experts that have other numbers in the "
-        "part.",
-        "Name the modules one by one in config.json, or use --dequantize, so that none are named.",
+        f"config.json has {where} {brief(text, 200)}, which may refer to layers or experts that have other numbers in "
+        "the part.",
+        "List each module separately in config.json, or use --dequantize, which removes this list.",
     )

@@ -56,7 +56,9 @@ class Paths:
         """Return `prefix` + `name`. Raises LimitError if all paths together exceed `_MAX_PATHS` characters."""
         self._room -= len(prefix) + len(name)
         if self._room < 0:
-            raise LimitError(f"{self._where} has modules whose paths have over {_MAX_PATHS} characters.")
+            raise LimitError(
+                f"{self._where} contains modules whose paths have more than {_MAX_PATHS} characters in all."
+            )
         return prefix + name
 
 

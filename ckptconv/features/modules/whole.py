@@ -48,7 +48,7 @@ _UNNAMED = {
 # Hooks that change neither names nor tensors.
 _HARMLESS = ("torch.nn.utils.spectral_norm.SpectralNormStateDictHook",)
 _HOOKS = ("_state_dict_hooks", "_state_dict_pre_hooks")
-_RAW = "Use --raw to convert the objects with all attributes."
+_RAW = "Use --raw to convert the objects with all their attributes."
 
 
 def taken(tree: Any, opaque: tuple[Global, ...], where: str) -> Taken:
@@ -175,10 +175,10 @@ class _Modules:
             inner = self._join(prefix, name) + "."
             called = brief(inner[:-1], 200)
             if type(child) is not Opaque:
-                raise self._broken(f"has {called} among its modules, which is not a module")
+                raise self._broken(f"has {called} among its modules, but it is not a module")
             if not _is_module(child):
                 of = brief(child.name, 200)
-                raise self._refused(f"has a module, {called}, of the class {of}, that has a custom state")
+                raise self._refused(f"has a module, {called}, of the class {of}, which stores a custom state")
             self._collect(child, prefix if name == unnamed else inner, saved, attributes, [*above, module])
 
     def _add_tensor(self, saved: dict[str, Any], prefix: str, name: Any, value: Any) -> None:
@@ -198,7 +198,7 @@ class _Modules:
 
     def _join(self, prefix: str, name: Any) -> str:
         if type(name) is not str:
-            raise self._broken(f"has a module with an attribute named {brief(name)}, which is not text")
+            raise self._broken(f"has a module with an attribute named {brief(name)}, but names must be text")
         return self._paths.join(prefix, name)
 
     def _refused(self, reason: str) -> UnsupportedError:
@@ -214,12 +214,12 @@ class _Modules:
         count = sum(self.classes.values())
         them = "1 whole module, an object" if count == 1 else f"{count} whole modules, objects"
         yield (
-            f"{self._where} holds {them} of {some(self.classes, 3)}: the output has the result of their state_dict(). "
+            f"{self._where} contains {them} of {some(self.classes, 3)}: the output has the result of state_dict(). "
             "Other attributes are left out; --raw converts all."
         )
         if self._left:
             yield (
-                f"{len(self._left)} of the left-out attributes hold tensors other than parameters and persistent "
+                f"{len(self._left)} of the left-out attributes contain tensors other than parameters and persistent "
                 f"buffers: {some(self._left)}."
             )
 
@@ -227,7 +227,7 @@ class _Modules:
         """Yield how the state dict that the classes would give may differ."""
         if self._hooked:
             yield (
-                f"{len(self._hooked)} modules have hooks that may change a state dict. They were not run: "
+                f"{len(self._hooked)} modules have hooks that may change a state dict. The hooks were not run: "
                 f"{some(self._hooked, form=str)}. Tensors have the names of the parameters and buffers."
             )
 

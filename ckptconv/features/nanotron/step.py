@@ -72,20 +72,22 @@ def read(place: Location, wanted: Wanted) -> Source:
             read_bytes, size = read_bytes + header.bytes_read, size + header.size
             undecayed += _UNDECAYED in header.tensors
             if DATA not in header.tensors or header.tensors.keys() - {DATA, _UNDECAYED}:
-                raise CorruptError(f"{part.place} holds {some(header.tensors)}, but not the {DATA} of a parameter.")
+                raise CorruptError(
+                    f"{part.place} contains {some(header.tensors)}, but the {DATA} of one parameter was expected."
+                )
             tensor = header.tensors[DATA]
             shapes[_shape(part, header.metadata, tensor)] = None
             tiles += _tiles(part, header.metadata, tensor)
         weights[name] = _joined(place, name, parts, tiles, shapes)
     if not weights:
-        raise CorruptError(f"{place.join(MODEL)} holds no parameters of nanotron.")
+        raise CorruptError(f"{place.join(MODEL)} contains no nanotron parameters.")
     notes = (
         [f"Left out: {_UNDECAYED} of {undecayed} parameters, which only nanotron's optimizer uses."]
         if undecayed
         else []
     )
     if "optimizer" in place.names:
-        notes.append(f"Not converted: the states in {place.join('optimizer')}, which are not read.")
+        notes.append(f"Not converted: the states in {place.join('optimizer')}, which are not supported.")
     ranks = max(part.ranks for parts in parameters.values() for part in parts)
     return Source(
         format="nanotron",
@@ -117,7 +119,7 @@ def _parameters(model: Location) -> Iterator[tuple[str, list[_Part]]]:
         for name, entry in place.names.items():
             if entry.kind == "directory":
                 if prefix.count(".") > _DEEPEST:
-                    raise CorruptError(f"{place} is nested deeper than any module.")
+                    raise CorruptError(f"{place} is nested more deeply than any module.")
                 stack.append((place.child(name), f"{prefix}{name}."))
                 continue
             match = FILE.fullmatch(name)
@@ -125,8 +127,7 @@ def _parameters(model: Location) -> Iterator[tuple[str, list[_Part]]]:
                 continue
             if match[6]:
                 raise UnsupportedError(
-                    f"{place.join(name)} belongs to one of several expert-parallel ranks, and it is not known how to "
-                    "join them.",
+                    f"{place.join(name)} belongs to one of several expert-parallel ranks, which ckptconv cannot join.",
                     "Save the checkpoint with one expert-parallel rank.",
                 )
             rank, ranks = (0, 0) if match[4] is None else (int(match[4]), int(match[5]))
@@ -190,7 +191,7 @@ def _span(part: _Part, text: str, extent: int) -> Span:
 
 
 def _no_slices(part: _Part, text: str) -> CorruptError:
-    return CorruptError(f"{part.place}: {quoted(text)} are not valid slices of its tensor and of the whole parameter.")
+    return CorruptError(f"{part.place}: {quoted(text)} are not valid slices of the tensor and the whole parameter.")
 
 
 def _joined(
@@ -210,7 +211,7 @@ def _joined(
         )
     dtypes = {tile.tensor.dtype for tile in tiles}
     if len(dtypes) > 1:
-        raise CorruptError(f"{place}: the parts of {quoted(name)} have several dtypes: {_names(parts)}.")
+        raise CorruptError(f"{place}: the parts of {quoted(name)} have different dtypes: {_names(parts)}.")
     (shape,) = shapes
     return join(next(iter(dtypes)), shape, tiles, lambda: f"{place}: {quoted(name)}")
 
@@ -227,7 +228,7 @@ def _is_of_step(file: LoneFile) -> bool:
 LONE = (
     LoneKind(
         "is one parameter of a nanotron step, or a rank's part of one.",
-        "Give the directory of the step, which contains model_config.json: ckptconv convert STEP OUTPUT",
+        "Specify the directory of the step, which contains model_config.json: ckptconv convert STEP OUTPUT",
         _is_of_step,
     ),
 )

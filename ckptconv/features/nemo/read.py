@@ -29,7 +29,7 @@ from ckptconv.tensors.moves import File, Packed
 from ckptconv.text import some
 
 FAMILY = "nemo"
-_GUESS = Guess(CERTAIN, "a model of NeMo (.nemo)", "convert {} OUTPUT", also=("torch",))
+_GUESS = Guess(CERTAIN, "a NeMo model (.nemo)", "convert {} OUTPUT", also=("torch",))
 _WEIGHTS = "model_weights.ckpt"
 _DIRECTORY = "model_weights/"
 # gzip's first bytes; the flags of a header for a checksum, further fields, a name and a comment; and the end of these.
@@ -53,7 +53,8 @@ def read(place: Location, wanted: Wanted) -> Source:
     with Readers(place.options) as readers, readers.open(packed) as within:
         source = _read(place, wanted, within)
     note = (
-        f"{place} is compressed: it was unpacked once to read its contents, and is unpacked again for the conversion."
+        f"{place} is compressed: it was unpacked once to read its contents, and will be unpacked again for the "
+        "conversion."
     )
     return source._replace(notes=[*source.notes, note])
 
@@ -106,9 +107,9 @@ def _elsewhere(place: Location, members: Iterable[str]) -> UnsupportedError:
     if any(name.startswith(_DIRECTORY) for name in members):
         reason = "its weights are a Megatron-core directory"
     elif several := [name for name in members if name.endswith(f"/{_WEIGHTS}")]:
-        reason = f"its weights are split into files of model-parallel ranks: {some(several, form=str)}"
+        reason = f"its weights are split into files for model-parallel ranks: {some(several, form=str)}"
     else:
-        reason = f"it has no {_WEIGHTS}: it holds {some(sorted(members), form=str) or 'nothing'}"
+        reason = f"it has no {_WEIGHTS}, but contains {some(sorted(members), form=str) or 'nothing'}"
     return UnsupportedError(f"{place}: {reason}.", f"Unpack it (tar -xf {place.name}), and convert its contents.")
 
 

@@ -26,13 +26,13 @@ from ckptconv.tensors.strides import contiguous_strides
 from ckptconv.text import brief, quoted
 
 FAMILY = "npz"
-_GUESS = Guess(CERTAIN, "an archive of numpy's arrays (.npz)", "convert {} OUTPUT", also=("torch",))
+_GUESS = Guess(CERTAIN, "an archive of numpy arrays (.npz)", "convert {} OUTPUT", also=("torch",))
 _SUFFIX, _MAGIC = ".npy", b"\x93NUMPY"
 # Bytes of the header's length, by version; the alignment of a header, and the longest.
 _LENGTHS = {(1, 0): 2, (2, 0): 4, (3, 0): 4}
 _USUAL, _LONGEST = 128, 1 << 16
 # Advice on arrays whose dtype numpy does not write.
-_INSTEAD = "save it as float32, or with safetensors.flax.save_file, which keeps the dtype."
+_INSTEAD = "save the array as float32, or use safetensors.flax.save_file, which keeps the dtype."
 # torch's limit.
 _MAX_DIMS = 64
 _HEADER = re.compile(
@@ -76,7 +76,7 @@ def _array(archive: Archive, name: str, row: int) -> LazyTensor:
     """Return the array in a member."""
     where = f"{archive.file.path}: member {brief(name)}"
     if not name.endswith(_SUFFIX):
-        raise CorruptError(f"{where} is not an array; an .npz archive holds only arrays.")
+        raise CorruptError(f"{where} is not an array, but an .npz archive contains only arrays.")
     if archive.methods[row] not in (STORED, DEFLATED):
         raise UnsupportedError(f"{where} uses a compression that numpy does not write.", "Pack it again.")
     head = _beginning(archive, name, _USUAL)
@@ -85,21 +85,24 @@ def _array(archive: Archive, name: str, row: int) -> LazyTensor:
         raise CorruptError(f"{where} is not an array: it begins with {head[:12]!r}.")
     start = 8 + size + int.from_bytes(head[8 : 8 + size], "little")
     if start > min(_LONGEST, archive.sizes[row]):
-        raise CorruptError(f"{where} has a header of {start} bytes, and {archive.sizes[row]} bytes in all.")
+        raise CorruptError(f"{where} has a header of {start} bytes, but only {archive.sizes[row]} bytes in all.")
     text = (head if len(head) >= start else _beginning(archive, name, start))[8 + size : start].decode("latin-1")
     header = _HEADER.fullmatch(text)
     if header is None:
-        raise UnsupportedError(f"{where} is an array of records, or of objects: its header is {brief(text.strip())}.")
+        raise UnsupportedError(
+            f"{where} is an array of records or objects, which tensors do not support: its header is "
+            f"{brief(text.strip())}."
+        )
     order, kind, is_fortran, extents = header.groups()
     known = TORCH_NAMES.get(kind)
     if known is None:
         objects = ", Python objects" if kind == "O" else ""
         nameless = {"V1": "float8", "V2": "bfloat16"}.get(kind)
-        hint = f"numpy stores {nameless} of JAX as {kind}: {_INSTEAD}" if nameless else ""
+        hint = f"numpy stores JAX's {nameless} as {kind}: {_INSTEAD}" if nameless else ""
         raise UnsupportedError(f"{where} has elements of {quoted(kind)}{objects}, which tensors do not support.", hint)
     dtype, shape = DTYPES[known], tuple(int(extent) for extent in re.findall(r"\d+", extents))
     if len(shape) > _MAX_DIMS or ("," not in extents and len(shape) == 1):
-        raise CorruptError(f"{where} has no shape: ({extents}).")
+        raise CorruptError(f"{where} has an invalid shape: ({extents}).")
     nbytes = math.prod(shape) * dtype.itemsize
     if start + nbytes != archive.sizes[row]:
         error = TruncatedError if start + nbytes > archive.sizes[row] else CorruptError

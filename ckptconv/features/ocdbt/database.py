@@ -66,7 +66,9 @@ class Database:
         while level:
             packed, count = packed + sum(node.value.length for node in level), sum(node.keys for node in level)
             if packed > _MOST_NODES or count > _MOST_KEYS:
-                raise LimitError(f"{self._where} has {count} keys, in nodes of {packed} bytes: too many.")
+                raise LimitError(
+                    f"{self._where} has {count} keys, in nodes of {packed} bytes, which exceeds the limit."
+                )
             below: list[_Node] = []
             for node, data in zip(level, self._files.contents([node.value for node in level]), strict=True):
                 body = Body(node.value.file, node.value.offset, data, NODE)
@@ -78,12 +80,15 @@ class Database:
                 body.end()
                 memory += body.nbytes
                 if memory > _GROWTH * packed + _ROOM:
-                    raise LimitError(f"{self._where} has nodes of {packed} bytes, which unpack to {memory}: too many.")
+                    raise LimitError(
+                        f"{self._where} has nodes of {packed} bytes, which unpack to {memory} bytes. This exceeds "
+                        "the limit."
+                    )
             level = below
         try:
             return {key.decode(): value for key, value in pairs}
         except UnicodeDecodeError as error:
-            raise damaged(f"{self._where}: its key {error.object[:100]!r} is not UTF-8.") from None
+            raise damaged(f"{self._where}: its key {error.object[:100]!r} is not valid UTF-8.") from None
 
     def _root(self) -> list[_Node]:
         """Return the root of the newest version; none if that is empty."""
@@ -92,12 +97,12 @@ class Database:
             body.end()
             names = [name for name in self._files.place.names if _NUMBERED.fullmatch(name)]
             if not names:
-                raise CorruptError(f"{self._where} has its versions in numbered manifests, but these are missing.")
+                raise CorruptError(f"{self._where} stores its versions in numbered manifests, but contains none.")
             body, kind, its_identity = self._manifest(max(names))
             if its_identity != identity:
-                raise body.wrong(f"it belongs to another database than {NAME}")
+                raise body.wrong(f"it belongs to a different database than {NAME}")
         if kind:
-            raise UnsupportedError(f"{body.where} is a manifest of kind {kind}, which is not known.")
+            raise UnsupportedError(f"{body.where} is a manifest of the unknown kind {kind}.")
         body.table("")
         count = body.varint()
         generations, heights, versions = body.column(count), body.take(count), body.references(count)
@@ -117,30 +122,31 @@ class Database:
         identity, kind, _ = body.take(16), body.varint(), body.column(2)
         arity, compression = body.fixed(1), body.varint()
         if arity not in _ARITIES:
-            raise body.wrong(f"its versions are in a tree of 2^{arity} branches")
+            raise body.wrong(f"its version tree has the invalid arity 2^{arity}")
         if compression > 1:
-            raise UnsupportedError(f"{body.where} compresses nodes in way {compression}, which is not known.")
+            raise UnsupportedError(f"{body.where} has the unknown node compression {compression}.")
         body.take(4 * compression)
         return body, kind, identity
 
     def _place(self, body: Body, index: int, offset: int, length: int) -> Value:
         """Return the place to which `body` refers. Raise CorruptError if it does not exist."""
         if index >= len(body.files):
-            raise body.wrong(f"it refers to data file {index} of {len(body.files)}")
+            raise body.wrong(f"it refers to data file {index}, but lists {len(body.files)} data files")
         path, _ = body.files[index]
         if path not in self._known:
             check_inside(path, body.where, self._files.place.path)
             file = self._files.find(path)
             if file is None:
                 raise CorruptError(
-                    f"{self._files.place} lacks {path}, which {body.where} names.", "Copy the whole directory."
+                    f"{self._files.place} does not contain {path}, to which {body.where} refers.",
+                    "Copy the whole directory.",
                 )
             self._known[path] = file
         file = self._known[path]
         if offset + length > file.size:
             raise damaged(
-                f"{file.path} has {file.size} bytes, and {length} bytes are said to begin at byte {offset}: it was cut "
-                "short."
+                f"{file.path} has {file.size} bytes, but should contain {length} bytes from byte {offset} on: it was "
+                "cut short."
             )
         return Value(file, offset, length)
 
@@ -152,7 +158,7 @@ class Database:
         """Yield the values in a leaf."""
         lengths, kinds = body.column(count), body.column(count)
         if any(kind > 1 for kind in kinds):
-            raise body.wrong("a value is neither in it nor in a file")
+            raise body.wrong("a value is stored neither in the node nor in a file")
         files, offsets = iter(body.column(sum(kinds))), iter(body.column(sum(kinds)))
         for length, kind in zip(lengths, kinds, strict=True):
             if kind:
@@ -165,7 +171,7 @@ class Database:
         children = body.references(len(keys))
         count = sum(child.keys for child in children)
         if count != node.keys:
-            raise body.wrong(f"it has {count} keys below it, and what leads to it says {node.keys}")
+            raise body.wrong(f"its children have {count} keys, but its parent records {node.keys}")
         for child, key, cut, stop in zip(children, keys, cuts, [*keys[1:], node.stop], strict=True):
             yield self._node(body, child, node.height - 1, key[:cut], key, stop)
 
@@ -176,15 +182,15 @@ def _keys(body: Body, node: _Node) -> tuple[list[bytes], list[int]]:
     Raise CorruptError if it is not the node that another leads to.
     """
     if body.fixed(1) != node.height:
-        raise body.wrong(f"it is of another height than {node.height}, which leads to it")
+        raise body.wrong(f"its height is not {node.height}, which its parent records")
     body.table(node.base)
     count = body.varint()
     if not count or (count > node.keys if node.height else count != node.keys):
-        raise body.wrong(f"it has {count} entries, and what leads to it says {node.keys} keys")
+        raise body.wrong(f"it has {count} entries, but its parent records {node.keys} keys")
     keys, cuts = body.words(count, node.prefix, cut=node.height > 0)
     is_within = node.first <= keys[0] and (node.stop is None or keys[-1] < node.stop)
     if not is_within or keys != sorted({*keys}):
-        raise body.wrong(f"its keys are not in order, or belong to another node: {keys[0][:100]!r}, and others")
+        raise body.wrong(f"its keys are out of order or belong to another node: {keys[0][:100]!r}, and others")
     return keys, cuts
 
 
@@ -193,4 +199,4 @@ def _check_apart(values: Iterable[Value]) -> None:
     places = sorted({(value.file.path, value.offset, value.offset + value.length) for value in values if value.length})
     for (path, start, stop), (next_path, begin, _) in itertools.pairwise(places):
         if path == next_path and begin < stop:
-            raise damaged(f"{path}: the values at bytes {start} and {begin} overlap: it is damaged.")
+            raise damaged(f"{path} is damaged: the values at bytes {start} and {begin} overlap.")

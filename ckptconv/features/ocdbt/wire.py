@@ -46,12 +46,15 @@ class Body:
         self.where = f"{file.path} (node at byte {offset})" if magic == NODE else file.path
         size, length = len(data) - _HEAD - CRC32C_SIZE, int.from_bytes(data[4:12], "little")
         if size < 0 or int.from_bytes(data[:4], "big") != magic:
-            raise damaged(f"{self.where} is not a file of OCDBT: it begins with {data[:12]!r}.")
+            raise damaged(f"{self.where} is not an OCDBT file: it begins with {data[:12]!r}.")
         if length != len(data):
-            raise damaged(f"{self.where} has {len(data)} bytes, and says that it has {length}.")
+            raise damaged(f"{self.where} has {len(data)} bytes, but its header records {length}.")
         check_crc32c(self.where, crc32c(data[:-CRC32C_SIZE]), data[-CRC32C_SIZE:])
         if data[12] or data[13] > 1:
-            raise UnsupportedError(f"{self.where} is of version {data[12]}, compressed in way {data[13]}: not known.")
+            raise UnsupportedError(
+                f"{self.where} has the version {data[12]} and the compression {data[13]}; only version 0 with "
+                "compression 0 or 1 is supported."
+            )
         self.file, self.start, self.at = file, offset + _HEAD, 0
         self._data = data[_HEAD:-CRC32C_SIZE]
         if data[13]:
@@ -84,7 +87,7 @@ class Body:
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
                 return value
-        raise self.wrong(f"the number before byte {self.at} has no end")
+        raise self.wrong(f"the number before byte {self.at} does not end")
 
     def column(self, count: int) -> list[int]:
         """Return the next `count` numbers, which are no more than the bytes that are left."""
@@ -104,9 +107,14 @@ class Body:
             before, word = word, word[: len(start) + prefix] + self.take(suffix)
             total += len(word)
             if len(start) + prefix > len(before) or len(start) + shared > len(word):
-                raise self.wrong(f"a word begins with {prefix} bytes of {before[:100]!r}, and shares {shared}")
+                raise self.wrong(
+                    f"a word reuses {prefix} bytes of {before[:100]!r}, and shares {shared}, more than exist"
+                )
             if len(word) > _LONGEST or total > _MOST_SPELLED:
-                raise LimitError(f"{self.where} spells words of {total} bytes, one of {len(word)}: too many.")
+                raise LimitError(
+                    f"{self.where} contains words of {total} bytes in all, one of {len(word)} bytes, which "
+                    "exceeds the limit."
+                )
             words.append(word)
         self.nbytes += total
         return words, [len(start) + shared for shared in cuts]
@@ -115,14 +123,14 @@ class Body:
         """Read the table of data files, whose paths begin at the directory `base`."""
         count = self.varint()
         if count > _MOST_FILES:
-            raise LimitError(f"{self.where} refers to {count} data files: too many.")
+            raise LimitError(f"{self.where} refers to {count} data files, which exceeds the limit.")
         words, cuts = self.words(count, cut=True)
         try:
             self.files = [
                 (base + word.decode(), base + word[:at].decode()) for word, at in zip(words, cuts, strict=True)
             ]
         except UnicodeDecodeError:
-            raise self.wrong("the path of a data file is not UTF-8") from None
+            raise self.wrong("the path of a data file is not valid UTF-8") from None
 
     def references(self, count: int) -> list[Reference]:
         """Return the next `count` references to nodes, without their sums of bytes."""

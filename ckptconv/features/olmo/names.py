@@ -42,14 +42,14 @@ def restored(files: TensorFiles, place: Location) -> tuple[dict[Any, Any], list[
         if tensor.dtype.name != "uint8" or tensor.nbytes > MAX_PICKLE:
             raise CorruptError(
                 f"{tensor.file.path}: a pickled value is stored as {tensor.nbytes} bytes of {tensor.dtype}; at most "
-                f"{MAX_PICKLE} bytes of uint8 are read."
+                f"{MAX_PICKLE} bytes of uint8 are supported."
             )
         with place.at(tensor.file).open_reader() as reader:
             files.bytes_read += tensor.nbytes
             return reader.read_at(tensor.offset, tensor.nbytes)
 
     def storage(pid: Any) -> NoReturn:
-        raise MalformedError("has a persistent id, which nothing in this file resolves")
+        raise MalformedError("has a persistent id, which this file does not define")
 
     return restore(files.tensors, content, where=files.path, vocabulary=objects_vocabulary(storage))
 
@@ -95,19 +95,19 @@ def _path(name: str, where: str) -> tuple[tuple[Any, ...], bool]:
     place = f"{where}, the tensor named {name[:100]!r}"
     data = _decoded(name)
     if data is None:
-        raise CorruptError(f"{place}: the name is not base64, as names in this map are.")
+        raise CorruptError(f"{place}: the name is not base64, but this format encodes all names in base64.")
     loaded = load(data, where=place)
     if loaded.opaque:
         called = ", ".join(map(str, loaded.opaque))
         raise UnsafeError(
-            f"{place}: the name is a pickle that calls {called[:200]}. No name needs a call: it is an attack."
+            f"{place}: the name is a pickle that calls {called[:200]}. Names never need calls: it is an attack."
         )
     value = loaded.value
     if not (type(value) is tuple and len(value) == 2 and type(value[0]) is tuple and type(value[1]) is bool):
-        raise CorruptError(f"{place}: the name is not a pickle of a path and a flag.")
+        raise CorruptError(f"{place}: the name is not a pickled pair of a path and a flag.")
     path, is_pickled = value
     if not path or not all(map(_is_key, path)):
-        raise CorruptError(f"{place}: the name is not a path of keys.")
+        raise CorruptError(f"{place}: the name is not a valid path of keys.")
     return path, is_pickled
 
 

@@ -21,11 +21,11 @@ def told(
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     if cast := _narrowed(states, described, options.dtype or "keep"):
-        which = "1 state of an optimizer is" if len(cast) == 1 else f"{len(cast):,} states of an optimizer are"
-        warnings = (f"{which} cast to {options.dtype} too, such as {cast[0]!r}. {without} leaves them out.",)
+        which = "1 optimizer state is" if len(cast) == 1 else f"{len(cast):,} optimizer states are"
+        warnings = (f"{which} also cast to {options.dtype}, such as {cast[0]!r}. To leave them out, use {without}.",)
     if states and options.optimizer:
         held = count_of(len(states), "tensor")
-        notes = (f"OUTPUT holds the states of the optimizer too ({held}): {without} leaves them out.",)
+        notes = (f"OUTPUT also contains the optimizer states ({held}). To leave them out, use {without}.",)
     return warnings, notes
 
 

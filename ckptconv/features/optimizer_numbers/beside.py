@@ -47,14 +47,14 @@ def marked(source: Source) -> Source:
         return source
     if is_by_number(tree):
         error = UsageError(
-            f"{source.path} has the states of an optimizer by number, and no model that gives the numbers names.",
-            "Give the directory of the step, which has the model too; without --optimizer, the file is converted as it "
-            "is.",
+            f"{source.path} contains numbered optimizer states, but no model to name them by.",
+            "Specify the directory of the step, which also contains the model. Without --optimizer, the file is "
+            "converted unchanged.",
         )
     else:
         error = UsageError(
-            f"{source.path} is an optimizer's states by parameter itself, and no model with an optimizer.",
-            "Its tensors, <parameter>.<state>, are those of any file: read them without --optimizer.",
+            f"{source.path} contains only an optimizer's states by parameter, without a model.",
+            "Its tensors, <parameter>.<state>, already have names: convert them without --optimizer.",
         )
     return source._replace(of_states=source.of_states._replace(error=error))
 

@@ -23,15 +23,15 @@ _RECIPE = (
 )
 # The caveat to an order of the model: no save records in which order a group was given its parameters.
 _ASSUMED = (
-    ". This is correct if each group has its parameters in the order of model.parameters(); if not, give the names of "
-    "each group with --order"
+    ". This is correct if each group lists its parameters in the order of model.parameters(); if not, specify the "
+    "names of each group with --order"
 )
 # Ways to give the order of all parameters of a model.
 NAMES = "a file with the names of model.named_parameters(), one per line"
 CHECKPOINT = "a checkpoint of model.state_dict() saved with torch.save"
 CONFIGURED = "a directory with the config.json of a transformers model"
 _LAST = (
-    f"the file that this writes in the training run: {_RECIPE}. Or train with named parameters: "
+    f"the file that this line writes in the training run: {_RECIPE}. Or train with named parameters: "
     "torch.optim.AdamW(model.named_parameters())."
 )
 
@@ -41,7 +41,7 @@ def ways(tried: Collection[str] = (), is_partial: bool = False) -> str:
     optimizer may lack some of the model's parameters."""
     left = [way for way in (NAMES, CHECKPOINT, CONFIGURED) if way not in tried]
     texts = [way + ", without the frozen ones" * (is_partial and way == NAMES) for way in left]
-    return f"Give their order with --order: {'; '.join(texts)}; or, for any optimizer, {_LAST}"
+    return f"Specify their order with --order: {'; '.join(texts)}; or, for any optimizer, {_LAST}"
 
 
 WAYS = ways()
@@ -88,7 +88,7 @@ def named(numbers: Numbers, model: Model, where: str) -> Named:
     result = attempted(numbers, model, reasons)
     if result is None:
         is_ambiguous = any(_is_ambiguous(numbers, model, order) for order in model.orders)
-        why = "; ".join(reasons) or model.why or "their order is not known"
+        why = "; ".join(reasons) or model.why or "the parameter order is not known"
         raise refusal(numbers, model, where, why, is_ambiguous)
     return result
 
@@ -125,7 +125,7 @@ def attempted(numbers: Numbers, model: Model, reasons: list[str]) -> Named | Non
 def _misfit(numbers: Numbers, model: Model, order: Order) -> str:
     """Return why an order gives no names."""
     unknown = [name for name in called(model, itertools.chain(order.names, *order.groups)) if name not in model.shapes]
-    left = f"; {some(unknown)} are not names of weights: it must use the names of the weights' file" if unknown else ""
+    left = f"; {some(unknown)} are not names of weights: use the names in the weights' file" if unknown else ""
     ways_to_fit = "more than one way" if _is_ambiguous(numbers, model, order) else "no way"
     subject = order.source.removeprefix("the order ")
     preposition = "" if subject != order.source else "of " if order.architecture else "in "
@@ -137,13 +137,13 @@ def refusal(numbers: Numbers, model: Model, where: str, why: str, is_ambiguous: 
     groups = f" in {len(numbers.groups)} groups" if len(numbers.groups) > 1 else ""
     hint = ways(tuple(filter(None, map(_way, model.orders))), _total(numbers) < len(model.shapes))
     if is_ambiguous and groups:
-        hint = f"Give the names of the parameters in each group with --order: {_LAST}"
+        hint = f"Specify the parameter names of each group with --order: {_LAST}"
     elif is_ambiguous:
-        alone = "a file with the names of the optimizer's parameters alone, in its order, one per line"
-        hint = f"Give their names with --order: {alone}; or {_LAST}"
+        alone = "a file with the names of the optimizer's parameters only, in the optimizer's order, one per line"
+        hint = f"Specify their names with --order: {alone}; or {_LAST}"
     return UnsupportedError(
-        f"{where} numbers its {_total(numbers)} parameters{groups}, the model has {len(model.shapes)} tensors, and the "
-        f"states cannot be matched to parameters: {why}.",
+        f"{where} numbers its {_total(numbers)} parameters{groups}, and the model has {len(model.shapes)} tensors. "
+        f"The states cannot be matched to parameters: {why}.",
         hint,
     )
 

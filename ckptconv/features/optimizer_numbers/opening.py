@@ -21,5 +21,5 @@ def warned(sources: list[Source]) -> list[Source]:
     """Return `sources`, with a warning if the order changed none of them."""
     if any(note.startswith(NAMED) for source in sources for note in source.notes):
         return sources
-    idle = "--order has no effect: the input has no numbered optimizer states that it could name."
+    idle = "--order has no effect: the input contains no numbered optimizer states."
     return [source._replace(warnings=[*source.warnings, idle]) for source in sources]

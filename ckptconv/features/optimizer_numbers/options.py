@@ -12,9 +12,9 @@ class NumberOptions(Given):
 
     order: str = option(
         PATH,
-        "The order in which the optimizer numbers its parameters. FILE is a list of their names, one per line or in "
-        "JSON (also one list per parameter group); a checkpoint that keeps their order, such as a state dict saved "
-        "with torch.save; or a directory with the config.json of a transformers model.",
+        "The order in which the optimizer numbers its parameters. FILE is a list of parameter names, one per line "
+        "or in JSON (optionally one list per parameter group); a checkpoint that preserves their order, such as a "
+        "state dict saved with torch.save; or a directory with the config.json of a transformers model.",
         metavar="FILE",
         group=TAKE,
         fallback="from the checkpoint itself, or from its config.json",

@@ -24,7 +24,7 @@ _MOST = 64 << 20
 # The prefixes of the names of inputs: those of --order, and those of an adapter's base.
 _ASKED, _OF_BASE = "--order/", "base/"
 # The hint for an adapter whose base is not local: nothing is fetched for it.
-_BASE = "--order may give a directory with its config.json"
+_BASE = "--order accepts a directory with its config.json"
 
 
 def completed(model: Model) -> Model:
@@ -36,15 +36,15 @@ def completed(model: Model) -> Model:
         return model._replace(orders=[*model.orders, model.saved])
     if model.why:
         return model
-    why = "names in safetensors are sorted"
+    why = "safetensors files sort tensor names"
     if model.tree is not None:
-        why = "the state dict does not show that it is in the order of the model's modules"
+        why = "the order of the state dict may differ from the order of the model's modules"
     if model.place is None:
-        return model._replace(why=f"{why}, and {CONFIG} is only looked for next to local files")
+        return model._replace(why=f"{why}, and {CONFIG} is read only for local files")
     config = configured(model.place)
     if not config.architecture:
         return model._replace(why=f"{why}, and {config.why}")
-    source = f"{config.architecture}, which {CONFIG} names"
+    source = f"{config.architecture} in {CONFIG}"
     order = Order(source, architecture=config.architecture, inputs=config.inputs)
     return model._replace(orders=[*model.orders, order])
 
@@ -81,17 +81,17 @@ def configured(place: Location) -> Configured:
             read = Location(base).join(CONFIG)
             config = configs.known(read)
         if config is None:
-            return Configured("", f"{place.join(ADAPTER_CONFIG)} names no local base model ({_BASE})")
+            return Configured("", f"{place.join(ADAPTER_CONFIG)} specifies no local base model ({_BASE})")
     if config is None:
-        return Configured("", f"{CONFIG} is missing in their directory")
+        return Configured("", f"the directory contains no {CONFIG}")
     if config.get("auto_map"):
-        return Configured("", f"{CONFIG} names custom model code, whose order of modules is not known")
+        return Configured("", f"{CONFIG} refers to custom model code, whose order of modules is not known")
     if read.kind == "file":
         inputs |= _identified("" if read.parent == place else _OF_BASE, read)
     names = config.get("architectures")
     architecture = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
     if not is_known(architecture):
-        return Configured("", f"{CONFIG} names {architecture[:100] or 'no architecture'}, whose order is not known")
+        return Configured("", f"{CONFIG} specifies {architecture[:100] or 'no architecture'}, whose order is not known")
     return Configured(architecture, "", inputs)
 
 
@@ -120,16 +120,14 @@ def order_at(path: str, reaching: Mapping[str, Any]) -> Order:
     place = Location(path, dict(reaching["storage_options"] or {}))
     source = f"{path}"
     if place.kind == "missing":
-        raise UsageError(f"{path}, given with --order, does not exist.")
+        raise UsageError(f"{path}, specified with --order, does not exist.")
     if place.kind == "file" and (names := _listed(place)) is not None:
         grouped = bool(names) and all(isinstance(group, list) for group in names)
         texts = [name for group in names for name in group] if grouped else names
         if not texts or not all(type(name) is str for name in texts):
-            raise UsageError(
-                f"{path} is neither a list of names, nor a list of such lists for the groups of an optimizer."
-            )
+            raise UsageError(f"{path} is neither a list of names nor a list with one such list per parameter group.")
         if len({*texts}) < len(texts):
-            raise UsageError(f"{path} names a parameter twice.")
+            raise UsageError(f"{path} lists a parameter twice.")
         names_given = {"groups": names} if grouped else {"names": texts}
         return Order(source, is_asked=True, inputs=_identified(_ASKED, place), **names_given)
     if place.kind == "directory" or place.name == CONFIG:
@@ -141,8 +139,8 @@ def order_at(path: str, reaching: Mapping[str, Any]) -> Order:
     order = None if place.name == CONFIG else order_in(path, reaching)
     if order is None:
         raise UsageError(
-            f"{path} does not give the order of a model's parameters: it is neither a list of names, nor a checkpoint "
-            f"that keeps their order, nor a directory with the {CONFIG} of a known model.",
+            f"{path} does not specify the parameter order of a model: it is neither a list of names, nor a "
+            f"checkpoint that preserves their order, nor a directory with the {CONFIG} of a known model.",
             ways([CONFIGURED if place.kind == "directory" or place.name == CONFIG else CHECKPOINT]),
         )
     return order._replace(source=source, is_asked=True)
@@ -159,6 +157,6 @@ def _listed(place: Location) -> Any:
         try:
             names = strict_json.parse(text)
         except ValueError as error:
-            raise UsageError(f"{place} is not JSON: {error}.") from error
+            raise UsageError(f"{place} is not valid JSON: {error}.") from error
         return names if isinstance(names, list) else None
     return [line.strip() for line in text.splitlines() if line.strip()]

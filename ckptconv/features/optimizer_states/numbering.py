@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # order of the weights of a checkpoint, None if it keeps none. `beside` has `with_file(source, place, wanted)`: a source
 # with the optimizer in a file next to its model; and `marked(source)`, if it is an optimizer alone, with an error.
 # The beginning of a note on the source of the names of numbers.
-NAMED = "The names of the optimizer's parameters follow from"
+NAMED = "The names of the optimizer's parameters were derived from"
 
 
 class Order(NamedTuple):
@@ -80,7 +80,7 @@ class Named(NamedTuple):
     @property
     def notes(self) -> list[str]:
         """Notes for the user on the source of the names."""
-        left = f" It has no names for {self.left} of the parameters, whose states are left out." if self.left else ""
+        left = f" Of the parameters, {self.left} have no name there; their states are left out." if self.left else ""
         return [f"{NAMED} {self.source}.{left}"] if self.source else []
 
 
@@ -91,11 +91,11 @@ def part(name: str) -> Any:
 
 def naming(where: str) -> Any:
     """Return the module that names numbers. Raise UnsupportedError, which begins with `where`, if it is missing."""
-    subject = f"{where} numbers its parameters: to find their names"
+    subject = f"{where} numbers its parameters: finding their names"
     return needed(registered.NUMBERS, "naming", subject, "Convert only the weights.", UnsupportedError)
 
 
 def ways() -> str:
     """Return the ways to give numbers names, for a message."""
     module = part("matching")
-    return str(module.WAYS) if module else str(lacking("To find the names of numbered parameters", registered.NUMBERS))
+    return str(module.WAYS) if module else str(lacking("Finding the names of numbered parameters", registered.NUMBERS))

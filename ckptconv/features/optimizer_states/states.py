@@ -49,7 +49,7 @@ def by_parameter(trees: Iterable[tuple[str, Any]], weights: Collection[str], whe
         for name, state in _states(tree, weights).items():
             name = prefix + name
             if name in states:
-                raise CorruptError(f"{where}: two of its optimizers have a state of {quoted(name, _LONGEST_NAME)}.")
+                raise CorruptError(f"{where}: two of its optimizers contain a state of {quoted(name, _LONGEST_NAME)}.")
             states[name] = state
         groups += ({**group, "params": [prefix + name for name in group["params"]]} for group in _groups(tree))
     is_told = states or any(name in weights for group in groups for name in group["params"])
@@ -200,8 +200,8 @@ def named(
         tree: dict[str, Any] = {_STATE: _states(optimizer, model.shapes), _GROUPS: _groups(optimizer)}
         if _JOINED in {key for state in tree[_STATE].values() for key in state}:
             raise UnsupportedError(
-                f"{where} holds an optimizer with one state for all its parameters, such as LBFGS: it has no states by "
-                "parameter.",
+                f"{where} contains an optimizer with a single state for all parameters, such as LBFGS, but states "
+                "per parameter are required.",
                 "Convert only the weights.",
             )
         trees.append(tree)
@@ -212,13 +212,13 @@ def named(
     for tree in trees:
         twice = next((name for name in tree[_STATE] if name in states), None)
         if twice is not None:
-            raise CorruptError(f"{where}: two of its optimizers have a state of {quoted(twice, _LONGEST_NAME)}.")
+            raise CorruptError(f"{where}: two of its optimizers contain a state of {quoted(twice, _LONGEST_NAME)}.")
         states.update(tree[_STATE])
     groups = [group for tree in trees for group in tree[_GROUPS]]
     by_name = _unwrapped({_STATE: states, _GROUPS: groups}, model)
     if states and model.shapes and not any(name in model.shapes or name in model.aliases for name in by_name[_STATE]):
         shown = some([*by_name[_STATE]])
-        raise UnsupportedError(f"{where} has states of {shown}, but the model has no parameters with these names.")
+        raise UnsupportedError(f"{where} contains states of {shown}, but the model has no parameters with these names.")
     return by_name, numbering
 
 
@@ -227,8 +227,8 @@ def check_not_optax(optimizer: Mapping[str, Any] | None, where: str, advice: str
     if optimizer is not None and any(_OF_OPTAX in group for group in optimizer[_GROUPS]):
         names = sorted({key for state in optimizer[_STATE].values() for key in state})
         raise UnsupportedError(
-            f"{where} has optimizer states of optax, {some(names)}: optimizers of torch and DeepSpeed load states "
-            "under other names, and a step count for each parameter.",
+            f"{where} contains optax optimizer states, {some(names)}. Optimizers of torch and DeepSpeed expect other "
+            "names, and a step count per parameter.",
             advice,
         )
 

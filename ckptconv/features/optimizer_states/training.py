@@ -42,7 +42,7 @@ def _without_file(source: Source, place: Location) -> Source:
     files = [name for name in OPTIMIZERS if name in names]
     if not files:
         return source
-    message = f"{NOT_CONVERTED}the states in {files[0]}, next to the weights: to find their names"
+    message = f"{NOT_CONVERTED}the states in {files[0]}, next to the weights: finding their names"
     error = lacking(message, registered.NUMBERS, error=UnsupportedError)
     of_states = source.of_states._replace(error=error)
     return source._replace(of_states=of_states, notes=[*source.notes, error.message])
@@ -104,7 +104,12 @@ def weights_in(source: Source, key: str = "") -> dict[str, LazyTensor]:
 def check_key(source: Source, optimizer: str, key: str) -> None:
     """Raise UsageError if the weights next to an optimizer have no key of their own."""
     if optimizer and key in ("", "."):
+        others = {name for name, _ in optimizers_in(source.weights)}
+        parts = {name: value for name, value in entries(source.weights).items() if name not in others}
+        models = [name for name, value in parts.items() if keymap.flatten(value)[0]]
         raise UsageError(
-            f"{source.path} holds an optimizer under {optimizer!r}, but it is not clear where its model is.",
-            f"Select the model with --key; the keys are: {some(list(entries(source.weights)))}.",
+            f"{source.path} contains an optimizer under {optimizer!r}, but its model could not be identified.",
+            f"Select the model with --key; the keys are: {some(models)}."
+            if models
+            else "It has no other tensors; without --optimizer, it is converted as it is.",
         )

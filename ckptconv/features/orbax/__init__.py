@@ -11,4 +11,4 @@ PAGES = ("orbax.md",)
 NEEDS = ("compressed", "joining", "ocdbt", "zarr")
 SCRIPTS = ("formats/orbax.py", "formats/tensorstore.py", "kills/orbax.py")
 # The reason why it exceeds a format's budget.
-EXCEEDS = "it finds steps of runs, reads trees, and names the states of optimizers"
+EXCEEDS = "it finds steps of runs, reads trees, and names optimizer states"

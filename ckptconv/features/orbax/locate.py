@@ -18,7 +18,7 @@ from ckptconv.storage.location import Location
 from ckptconv.text import some
 
 FAMILY = "orbax"
-_GUESS = Guess(CERTAIN, "a checkpoint of Orbax", "convert {} OUTPUT")
+_GUESS = Guess(CERTAIN, "an Orbax checkpoint", "convert {} OUTPUT")
 _CHECKPOINT, _COMMITTED, _TIME = "_CHECKPOINT_METADATA", "commit_success.txt", "commit_timestamp_nsecs"
 # Names in a complete step.
 MARKERS = (_COMMITTED,)
@@ -90,9 +90,11 @@ def located(place: Location) -> Step:
     Raise CorruptError if it is incomplete, UsageError for the directory of one process.
     """
     if place.name == "d" and place.parent.has_file(database.NAME):
-        raise UsageError(f"{place} has the data of a step alone.", f"Name that of the step: {place.parent}")
+        raise UsageError(f"{place} contains only the data of a step.", f"Specify the step directory: {place.parent}")
     if place.name.startswith(_OF_PROCESS):
-        raise UsageError(f"{place} is what one process wrote of a step.", f"Name that of the step: {place.parent}")
+        raise UsageError(
+            f"{place} contains one process's part of a step.", f"Specify the step directory: {place.parent}"
+        )
     if _is_here(place):
         return _complete(place)
     errors: dict[str, CorruptError] = {}
@@ -102,9 +104,9 @@ def located(place: Location) -> Step:
         except CorruptError as error:
             errors[step.name] = error
             continue
-        text = f"Took {step.name}, the last step that is complete."
+        text = f"Took {step.name}, the last complete step."
         if errors:
-            return complete._replace(warning=f"{text} Later, and not complete: {some(errors, form=str)}.")
+            return complete._replace(warning=f"{text} Later steps are not complete: {some(errors, form=str)}.")
         return complete._replace(note=text)
     raise next(iter(errors.values()))
 
@@ -117,23 +119,23 @@ def _complete(place: Location) -> Step:
     is_item = _is_item(place)
     metadata = _told(place.parent if is_item and _CHECKPOINT not in place.names else place)
     if _TIME in metadata and metadata[_TIME] is None:
-        raise _unfinished(place, f"{_CHECKPOINT} has no time at which it was committed")
+        raise _unfinished(place, f"{_CHECKPOINT} records no commit time")
     items = {"": place} if is_item else _items(place)
     handlers = metadata.get("item_handlers")
     named = handlers if isinstance(handlers, dict) and not is_item else ()
     lacking = [name for name in named if name not in place.names]
     if lacking:
-        raise _unfinished(place, f"it lacks {some(lacking)}, which {_CHECKPOINT} names")
+        raise _unfinished(place, f"it lacks {some(lacking)}, which {_CHECKPOINT} lists")
     committed = [place, place.parent] if is_item else [place, *items.values()]
     is_marked = any(marked.join(_COMMITTED).kind == "file" for marked in committed)
     if place.path.startswith(WITHOUT_RENAME) and not is_marked:
-        raise _unfinished(place, f"{_COMMITTED} is written last in this store, and is not there")
+        raise _unfinished(place, f"it lacks {_COMMITTED}, which Orbax writes last in this store")
     for item in items.values():
         if not item.has_file(tree.NAME):
             raise UnsupportedError(
-                f"{item} lacks {tree.NAME}, which says what its arrays are: it was not copied, or a release of Orbax "
-                "before 0.4 wrote it.",
-                "Restore it with the release that wrote it, and save it again with a later one.",
+                f"{item} lacks {tree.NAME}, which describes its arrays. Either this file was not copied, or Orbax "
+                "before 0.4 wrote the checkpoint.",
+                "Copy the file, or restore the checkpoint with the release that wrote it and save it with a later one.",
             )
         if not item.has_file(database.NAME) and any(name.startswith(_OF_PROCESS) for name in item.names):
             raise _unfinished(item, f"the files of its processes were not merged: it lacks {database.NAME}")
@@ -141,7 +143,7 @@ def _complete(place: Location) -> Step:
 
 
 def _unfinished(place: Location, why: str) -> CorruptError:
-    return CorruptError(f"{place} is not complete: {why}.", "Give another step, or a complete copy of this one.")
+    return CorruptError(f"{place} is not complete: {why}.", "Specify another step, or a complete copy of this one.")
 
 
 def _told(place: Location) -> dict[str, Any]:
@@ -152,4 +154,4 @@ def _told(place: Location) -> dict[str, Any]:
     try:
         return strict_json.object_of(strict_json.parse(where.read_text(_MOST), constants=True, deepest=64), "it")
     except ValueError as error:
-        raise CorruptError(f"{where} is not as Orbax writes it: {error}.") from None
+        raise CorruptError(f"{where} does not have the form that Orbax writes: {error}.") from None

@@ -97,7 +97,7 @@ class _Opened:
             store = database.Database(files) if is_database else Directories(files)
             odd = {*arrays.described(store)} - {leaf.name for leaf in item_leaves}
             if odd:
-                self.warnings.append(f"{where} does not name all arrays in its directory: {some(sorted(odd))}.")
+                self.warnings.append(f"{where} does not list all arrays in its directory: {some(sorted(odd))}.")
             self.leaves += item_leaves
             self._stores.append((store, has_all))
         self.leaves += documents
@@ -150,8 +150,8 @@ class _Opened:
             tensors, filled = arrays.opened(store, files, names, has_all=has_all)
             if filled:
                 self.warnings.append(
-                    f"{files.place} has not all chunks: {some(filled, form=str)}. The others are read as "
-                    "zeros: Orbax did not store zeros in this step, and chunks that a copy lost look the same."
+                    f"{files.place} lacks chunks, which are read as zeros: {some(filled, form=str)} are stored. "
+                    "Orbax did not store chunks of zeros in this step, and chunks lost in a copy look the same."
                 )
             for name, tensor in tensors.items():
                 is_number = kinds[name] == SCALAR
@@ -183,5 +183,5 @@ def _documents(step: Step, files: list[Files]) -> Iterator[Leaf]:
             try:
                 value = strict_json.parse(data.decode(), constants=True, deepest=64)
             except ValueError as error:
-                raise CorruptError(f"{item_files.place.join(name)} is no document of JSON: {error}.") from None
+                raise CorruptError(f"{item_files.place.join(name)} is not a valid JSON document: {error}.") from None
             yield Leaf((name,), -1, name, VALUE, value)

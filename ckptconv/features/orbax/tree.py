@@ -63,13 +63,13 @@ def leaves_of(data: bytes, texts: bytes | None, where: str, item: int, around: s
             earlier = known.setdefault(leaf.name, leaf)
             if earlier is not leaf:
                 raise CorruptError(
-                    f"{where}: {shown(earlier.path)} and {shown(leaf.path)} are both stored as {quoted(leaf.name)}, so "
-                    "that one has the values of the other.",
-                    "Save it with keys that have no dots.",
+                    f"{where}: {shown(earlier.path)} and {shown(leaf.path)} are both stored as {quoted(leaf.name)}, "
+                    "so one has overwritten the other.",
+                    "Save the tree with keys that contain no dots.",
                 )
         has_all = strict_json.check(metadata.get(_HAS_ALL, False), bool, f"its {_HAS_ALL}")
     except ValueError as error:
-        raise CorruptError(f"{where} is no description of a tree of Orbax: {error}.") from None
+        raise CorruptError(f"{where} is not a valid description of an Orbax tree: {error}.") from None
     return [*known.values()], has_all
 
 
@@ -80,12 +80,12 @@ def _leaf(entry: Any, where: str, strings: Mapping[str, str], item: int, around:
     kind, is_skipped = strict_json.text_of(value.get("value_type"), "a value_type"), value.get("skip_deserialize")
     path = tuple(_key(step["key"], step["key_type"]) for step in steps)
     if not 0 < len(path) <= _MOST_KEYS:
-        raise ValueError(f"it has the path {shown(path)}")
+        raise ValueError(f"it has the invalid path {shown(path)}")
     name = dotted(path)
     if is_skipped and kind not in _EMPTY:
-        raise UnsupportedError(f"{where}: {shown(path)} is {kind!r:.100}, which Orbax stores nowhere.")
+        raise UnsupportedError(f"{where}: {shown(path)} has the type {kind!r:.100}, which Orbax does not store.")
     if kind == "string" and name not in strings:
-        raise ValueError(f"{shown(path)} is a text, which {STRINGS} lacks")
+        raise ValueError(f"{shown(path)} is a string, but {STRINGS} does not contain it")
     if is_skipped or kind == "string":
         return Leaf(around + path, item, name, VALUE, _EMPTY[kind]() if is_skipped else strings[name])
     return Leaf(around + path, item, name, SCALAR if kind == "scalar" else ARRAY)
@@ -95,7 +95,7 @@ def _key(key: str, kind: int) -> str | int:
     if kind == _KEY:
         return key
     if not _NUMBER.fullmatch(key):
-        raise ValueError(f"{quoted(key)} is not an index")
+        raise ValueError(f"{quoted(key)} is not a valid index")
     return int(key)
 
 
@@ -112,5 +112,5 @@ def tree_of(leaves: Iterable[tuple[Leaf, Any]], where: str) -> Any:
     for part in parts:
         *holder, last = part
         if type(last) is int and last and (*holder, last - 1) not in parts:
-            raise CorruptError(f"{where}: {shown(part)} is in a list that lacks the item before it.")
+            raise CorruptError(f"{where}: {shown(part)} is in a list that lacks the preceding item.")
     return nest(values, where)

@@ -21,7 +21,8 @@ OF_CONVERSIONS = ("finish",)
 )
 def finish_(
     outputs: Annotated[
-        list[str], typer.Argument(metavar="OUTPUT...", show_default=False, help="The outputs that were made in parts.")
+        list[str],
+        typer.Argument(metavar="OUTPUT...", show_default=False, help="The outputs of conversions with --part."),
     ],
     **options: Any,
 ) -> None:

@@ -64,7 +64,7 @@ def description(
     members = check(parsed, {**_DESCRIPTION, "heading": shape_of(heading)}, "it")
     kind, parts = members["kind"], members["parts"]
     if members["plan"] != plan_id or kind not in kinds:
-        raise ValueError(f"it is not of the plan {plan_id}, or of another kind of output than {' or '.join(kinds)}")
+        raise ValueError(f"it does not belong to the plan {plan_id}, or its kind of output is not {' or '.join(kinds)}")
     if not 0 < parts <= _MOST_PARTS:
         raise ValueError(f"it has {parts} parts")
     check_heading(members["heading"])
@@ -72,23 +72,23 @@ def description(
         raise ValueError("its heading belongs to another plan")
     files = [(name, size, tensors) for name, size, tensors in members["files"]]
     if not files:
-        raise ValueError("it names no files")
+        raise ValueError("it lists no files")
     names = [name for name, _, _ in files]
     check_names(names)
     directory = directory_of(kind)
     if kind == "file" and len(names) != 1:
-        raise ValueError(f"it has {len(names)} files, but the output is one file")
+        raise ValueError(f"it lists {len(names)} files, but the output is a single file")
     if kind not in TREES:
         for name in names:
             if "/" in name or (directory and not _may_have(directory, name)):
-                raise ValueError(f"{name!r} is not the name of a file of such an output")
+                raise ValueError(f"{name!r} is not a valid file name for this kind of output")
     if directory and kind == "directory":
         _check_shards(names, directory.last, gaps=members["heading"]["options"].get("partial") is True)
     elif directory and directory.last not in names:
-        raise ValueError(f"its files lack {directory.last!r}")
+        raise ValueError(f"its files do not include {directory.last!r}")
     inputs = members.get("inputs", {})
     if any("\0" in path for path, _, _ in inputs.values()):
-        raise ValueError("the path of one of its inputs is not valid")
+        raise ValueError("it contains an invalid input path")
     permissions = members.get("permissions", [])
     return PlanDescription(plan_id, kind, parts, members["shift"], members["heading"], files, inputs, permissions)
 

@@ -132,7 +132,7 @@ def _staged(planned: _Planned, options: Options, progress: Progress | None, stac
         return Staged(planned.path, planned.is_file, staging, [], partial(_manifest, planned), False)
     if planned.is_file and "digest" in plan.heading and not (options.manifest or requested(options)):
         raise UsageError(
-            f"{planned.path} is one file without a manifest, so its digests have no place.",
+            f"{planned.path} is a single file without a manifest, in which its digests would be recorded.",
             "Add --manifest FILE.",
         )
     records = _collected(planned, staging)
@@ -170,7 +170,7 @@ def _check_published(planned: _Planned) -> None:
         entry = look(planned.final(name))
         if entry.kind != "file" or entry.file.size != size:
             raise FailedError(
-                f"{planned.path} was complete, but {planned.final(name)} was changed or removed since.",
+                f"{planned.path} was complete, but {planned.final(name)} was changed or removed later.",
                 "Convert it again.",
             )
 
@@ -180,8 +180,8 @@ def _manifest(planned: _Planned) -> bytes:
     path = join(planned.path, MANIFEST)
     if planned.is_file or look(path).kind != "file":
         raise FailedError(
-            f"{planned.path} is complete, but the records for its manifest are gone.",
-            "Convert it again with --manifest or --attest if you need that.",
+            f"{planned.path} is complete, but the records for its manifest no longer exist.",
+            "If you need a manifest, convert again with --manifest or --attest.",
         )
     return read_text(path, MOST_RECORD).encode()
 
@@ -211,19 +211,20 @@ def _planned(output: Location) -> list[_Planned]:
         there = "" if output.kind == "missing" else f" {path} exists: an earlier finish may have published it."
         if left := [name for name in directories(output) if is_sibling(name, HIDDEN)]:
             raise UsageError(
-                f"No parts of {path} are staged: {output.join(left[0])} is of a conversion without --part, which was "
-                "interrupted or still runs.",
-                "To continue it, run the same command again. It needs no finish.",
+                f"No parts of {path} are staged: {output.join(left[0])} belongs to a conversion without --part, "
+                "which was interrupted or is still running.",
+                "To continue that conversion, run the same command again. It does not need finish.",
             )
         raise UsageError(
             f"No parts of {path} are staged, so finish has nothing to publish.{there}",
-            "Give the OUTPUT of the conversions with --part, and run these first.",
+            "First run the conversions with --part, then specify their OUTPUT.",
         )
     if len(descriptions) > 1:
         raise UsageError(
-            f"Parts of {len(descriptions)} different conversions are staged for {path}: {_told(descriptions, output)}. "
-            "The input changed in between, or the parts were made with different options or releases of ckptconv.",
-            "Remove the unwanted one, and run the missing parts of the other.",
+            f"Parts of {len(descriptions)} different conversions are staged for {path}: "
+            f"{_told(descriptions, output)}. The input changed in between, or the conversions used different options "
+            "or releases of ckptconv.",
+            "Remove the unwanted conversion, and run the missing parts of the other.",
         )
     (only,) = descriptions
     plan = _parsed(only)
@@ -236,7 +237,7 @@ def _parsed(staged: StagedParts) -> PlanDescription:
     except ValueError as error:
         raise CorruptError(
             f"The description of the parts in {staged.place} is damaged: {error}.",
-            "Run one of the parts again to write it again.",
+            "To replace the description, run one of the parts again.",
         ) from None
 
 

@@ -20,8 +20,8 @@ from ckptconv.storage.paths import is_remote
 # The options that are about an output as a whole, and the advice to a user who gives them to a part.
 _OF_WHOLE = {
     "verify": "Verify the finished output.",
-    "manifest": "Give it to `ckptconv finish`.",
-    **dict.fromkeys(STATEMENTS, "Give it to `ckptconv finish`."),
+    "manifest": "Use it with `ckptconv finish`.",
+    **dict.fromkeys(STATEMENTS, "Use it with `ckptconv finish`."),
     "depfile": "Write the rule by hand.",
 }
 
@@ -52,19 +52,19 @@ class Part(NamedTuple):
         to be verified. `replaces`: earlier outputs lie there: warn if they are on a store."""
         for option, hint in _OF_WHOLE.items():
             if verifies if option == "verify" else options.asked(option):
-                raise UsageError(f"--{option} needs a whole output, but --part makes only a part of it.", hint)
+                raise UsageError(f"--{option} requires a whole output, but --part writes only a part.", hint)
         for output in outputs:
             if is_one_upload(output):
                 raise UsageError(
-                    f"{output.target.path}: on a store, --part needs an output of several files with an index, but "
-                    "this output is one file.",
-                    "Convert it without --part, write it to a shared disk, or divide it with a smaller "
+                    f"{output.target.path}: on a store, --part requires an output of several files with an index, "
+                    "but this output is a single file.",
+                    "Convert it without --part, write it to a shared disk, or split it with a smaller "
                     "--max-shard-size.",
                 )
         if replaces and any(is_remote(output.target.path) for output in outputs):
             warnings.warn(
-                "On a store, parts replace an earlier output that has an index at once, before `finish`: its index is "
-                "removed, and its shards are replaced; give another place to keep it.",
+                "On a store, parts replace an earlier output that has an index immediately, before `finish`: its "
+                "index is removed, and its shards are replaced. To keep that output, use another OUTPUT.",
                 OptionWarning,
                 stacklevel=2,
             )

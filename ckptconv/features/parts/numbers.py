@@ -55,12 +55,12 @@ def _part_of_system(option: str, environment: Mapping[str, str]) -> tuple[int, i
             how = "Run it with srun" if system == _SRUN else "Set it to the number of parts"
             raise UsageError(
                 f"{option} auto: {numbers[0]} is set, as in {system}, but {' or '.join(counts)} is not.",
-                f"{how}, or give {option} I/N.",
+                f"{how}, or use {option} I/N.",
             )
         lowest_number = _first(option, environment, lowest) or 0
         return _checked_part(number - lowest_number, count, f"{option} auto, from {numbers[0]}")
     names = ", ".join(f"{numbers[0]} ({system})" for system, numbers, _, _ in _SYSTEMS)
-    raise UsageError(f"{option} auto: none of these is set: {names}.", f"Give {option} I/N.")
+    raise UsageError(f"{option} auto: none of these variables is set: {names}.", f"Use {option} I/N.")
 
 
 def _first(option: str, environment: Mapping[str, str], names: tuple[str, ...]) -> int | None:
@@ -68,7 +68,7 @@ def _first(option: str, environment: Mapping[str, str], names: tuple[str, ...]) 
         value = environment.get(name)
         if value:
             if not re.fullmatch(r"\d{1,9}", value):
-                raise UsageError(f"{option} auto: {name} is {value!r}, where a number was expected.")
+                raise UsageError(f"{option} auto: {name} is {value!r}, but a number was expected.")
             return int(value)
     return None
 

@@ -21,8 +21,8 @@ class PartOptions(Given):
 
     part: tuple[int, int] | None = option(
         ValueKind(_part, stored=list, accepts="tuple[int, int] | list[int] | str"),
-        "Convert part I (from 0) of N, and leave it staged for `finish`; auto takes I and N from the environment of "
-        "an array of Slurm, tasks of srun, torchrun or Kubernetes.",
+        "Convert part I (from 0) of N, and leave it staged for `finish`. With auto, I and N come from the "
+        "environment of a Slurm array, srun, torchrun or Kubernetes.",
         metavar="I/N",
         group=RUNNING,
     )

@@ -70,8 +70,8 @@ def _description_in(home: Handle, token: str, plan_id: str, kinds: tuple[str, ..
                 data = staging.read(name, MOST_DESCRIPTION)
             except ValueError as error:
                 raise CorruptError(
-                    f"{os.path.join(staging.path, name)} is not a description of parts: {error}.",
-                    "Run one of the parts again to write it again.",
+                    f"{os.path.join(staging.path, name)} is not a valid description of parts: {error}.",
+                    "To replace it, run one of the parts again.",
                 ) from None
             if data is not None:
                 yield StagedParts(staging.path, plan_id, kinds, data, name == PUBLISHED)

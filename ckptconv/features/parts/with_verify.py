@@ -14,5 +14,5 @@ def advice(place: Location) -> str:
     """Return advice about an output that is not at `place`: to publish the parts of it that are staged; else ""."""
     with contextlib.suppress(CkptconvError):
         if described(place):
-            return f"Parts of it are staged, and not published: ckptconv finish {shlex.quote(place.path)}"
+            return f"Its parts are staged, but not published: ckptconv finish {shlex.quote(place.path)}"
     return ""

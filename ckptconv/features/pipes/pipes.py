@@ -43,7 +43,7 @@ def take_pipe(path: str, directory: str = "") -> str:
             subject = f"the pipe {name}" if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) else name
             raise CorruptError(
                 f"{subject} is empty.",
-                "Check the output of the command before the pipe; with `set -o pipefail` the shell reports its "
+                "Check the output of the command before the pipe. With `set -o pipefail`, the shell reports its "
                 "failure.",
             )
         hold(name, spool.descriptor)

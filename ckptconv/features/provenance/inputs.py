@@ -164,7 +164,8 @@ def found_again(
         counted = Counter(gone)
         others = f", and {len(counted) - 1} more" if len(counted) > 1 else ""
         raise FailedError(
-            f"The statement about {path} needs the digests of its inputs, and {gone[0]}{others} cannot be read here.",
+            f"The statement about {path} requires the digests of its inputs, but {gone[0]}{others} cannot be read "
+            "here.",
             "Run finish on the machine that made the parts, or without --attest.",
         )
     return files

@@ -17,7 +17,7 @@ class Stating(Given):
 
     attest: str = option(
         PATH,
-        "Write digests and provenance to FILE as an unsigned statement of OpenSSF Model Signing; needs --digest.",
+        "Write digests and provenance to FILE as an unsigned OpenSSF Model Signing statement. Requires --digest.",
         metavar="FILE",
         group=OUTPUT,
     )

@@ -21,7 +21,7 @@ from ckptconv.storage.progress import Progress
 from ckptconv.text import some
 
 # A user with an output, and without its source, has got the output from someone else.
-_AGAIN = "The file was damaged or changed since it was written: download it again, or convert again."
+_AGAIN = "The file was damaged or changed after it was written: download it again, or convert again."
 
 
 def compared(
@@ -36,23 +36,25 @@ def compared(
     is_directory = place.kind == "directory"
     at = place.at(options.manifest) if options.manifest else place.join(MANIFEST)
     if place.kind == "file" and not options.manifest and path.endswith(".json"):
-        check_no_manifest(place, options, f"Give the output: ckptconv verify OUTPUT --manifest {path}")
+        check_no_manifest(place, options, f"Specify the output: ckptconv verify OUTPUT --manifest {path}")
     manifest = read_manifest(at, options, path)
     if manifest is None or "digest" not in manifest.members:
         if place.kind == "missing":
             raise MissingError(f"{path} does not exist.")
-        why = f"the manifest {at} has none" if manifest else f"{at} does not exist"
+        why = f"the manifest {at} contains none" if manifest else f"{at} does not exist"
         if not (is_directory or options.manifest):
-            why = f"{path} is one file, whose manifest is elsewhere"
-        elsewhere = "" if options.manifest else " Or give the manifest with digests: --manifest FILE."
+            why = f"{path} is a single file, whose manifest is stored separately"
+        elsewhere = "" if options.manifest else " Or specify the manifest with digests: --manifest FILE."
         named = "" if is_directory else " --manifest FILE"
         folders = [name for name, entry in place.names.items() if entry.kind == "directory"] if is_directory else []
         inner = [name for name in folders if manifest is None and place.child(name).has_file(MANIFEST)]
-        within = f"It holds outputs with manifests, to be verified one by one: {some(inner)}. " if inner else ""
+        within = (
+            f"It contains outputs with manifests, which must be verified separately: {some(inner)}. " if inner else ""
+        )
         raise UsageError(
-            f"{path} cannot be verified without its source, for lack of digests: {why}.",
-            f"{within}Give the source first: ckptconv verify SOURCE OUTPUT. A conversion with --digest sha256{named} "
-            f"writes digests.{elsewhere}",
+            f"{path} cannot be verified without its source, because digests are missing: {why}.",
+            f"{within}Specify the source first: ckptconv verify SOURCE OUTPUT. A conversion with --digest "
+            f"sha256{named} writes digests.{elsewhere}",
         )
     algorithm, files = manifest.members["digest"], manifest.members["files"]
     if on_total:
@@ -69,8 +71,8 @@ def compared(
         done.warnings.extend(not_stated(place, {*files, basename(at.path)}))
     done.bytes_read = done.bytes_compared
     done.warnings.append(
-        f"The files were compared with the {algorithm} digests in {at}, and not with their source: ckptconv verify "
-        "SOURCE OUTPUT compares every element."
+        f"The files were compared with the {algorithm} digests in {at}, but not with their source. To compare every "
+        "element, use ckptconv verify SOURCE OUTPUT."
     )
     done.seconds, done.peak_rss_bytes = time.monotonic() - started, peak_rss()
     return done
@@ -89,7 +91,7 @@ def _check(
     stated: dict[str, object] = entry["digests"]  # type: ignore[assignment]
     if file.kind != "file":
         raise DifferenceError(
-            f"{file} is missing, and {manifest.place} has it.", _AGAIN, what="missing", file=file.path
+            f"{file} is missing, but {manifest.place} lists it.", _AGAIN, what="missing", file=file.path
         )
     with contextlib.closing(file.open_reader()) as reader:
         size = reader.file.size
@@ -98,7 +100,7 @@ def _check(
         difference = f"the {algorithm} {digest}" if digest else f"{size} bytes"
         wanted = stated["file"] if digest else f"{entry['size']} bytes"
         raise DifferenceError(
-            f"{file} has {difference}, and {manifest.place} says {wanted}.",
+            f"{file} has {difference}, but {manifest.place} records {wanted}.",
             _AGAIN,
             what="file",
             file=file.path,

@@ -130,7 +130,7 @@ def of_all(read: Mapping[str, reading.Configuration], metadata: Mapping[str, str
     methods = {one.method: one.path for one in statements}
     if len(methods) > 1:
         raise UnsupportedError(
-            f"{' and '.join(dict.fromkeys(methods.values()))} name different quantization methods: "
+            f"{' and '.join(dict.fromkeys(methods.values()))} specify different quantization methods: "
             f"{', '.join(methods)}.",
             "Set quant_method to one of them.",
         )

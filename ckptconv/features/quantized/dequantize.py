@@ -184,7 +184,7 @@ def _check(kernel: Dequantize, values: Array, factor: Array, product: Array) -> 
     # bitsandbytes' quantizer gives the scale 0 to what is equal to its mean, which is added.
     is_lost = "shift" not in kernel.roles and ((factor == 0) & (codes != 0)).any()
     if (kernel.over and not factor.all()) or is_lost:
-        raise CorruptError(f"{kernel.scales}: a scale is 0 where the code is not.", _AGAIN)
+        raise CorruptError(f"{kernel.scales}: a scale is 0, but its code is not.", _AGAIN)
     if (np.isinf(product) & np.isfinite(values)).any():
         raise CorruptError(f"{kernel.scales}: a scale is so large that weights become infinite.", _AGAIN)
 
@@ -265,7 +265,9 @@ def _groups(kernel: Dequantize, given: Mapping[str, _Input]) -> dict[int, Array]
     ]
     count = min(counts, default=1 << 31)
     if numbers.size and not 0 <= int(numbers.min()) <= int(numbers.max()) < count:
-        raise CorruptError(f"{kernel.scales}: there are {count} groups, but a column has group {int(numbers.max())}.")
+        raise CorruptError(
+            f"{kernel.scales}: a column has group {int(numbers.max())}, but the weight has only {count} groups, from 0."
+        )
     return {dim: numbers}
 
 

@@ -29,7 +29,10 @@ def _told(chosen: Selected, source: Source, options: Options, reference: Selecte
         others = [name for name, own in floats.items() if own.name != dtype and name not in chosen.uncastable]
         dtypes = some(sorted({floats[name].name for name in others}), form=str)
         if others:
-            note = f"not quantized, and still {dtypes}: {some(others, 2)}. --dtype {dtype} casts them too."
+            note = (
+                f"tensors that were not quantized and remain {dtypes}: {some(others, 2)}. --dtype {dtype} casts them "
+                "too."
+            )
             chosen = chosen._replace(notes=(*chosen.notes, note))
     stacked = [name for name in chosen.tensors if MLX_EXPERTS in name]
     if not stacked:

@@ -78,7 +78,7 @@ def recognized(tensors: Mapping[str, LazyTensor], config: Configuration, read: R
     """
     for name, (_, what, reader) in unread(tensors).items():
         raise UnsupportedError(
-            f"The quantized weight that {name!r} is part of {what}, which --dequantize does not support.",
+            f"The quantized weight with the part {name!r} {what}, which --dequantize does not support.",
             f"{reader} does.",
         )
     dialects.check(config.stated)
@@ -107,7 +107,7 @@ def recognized(tensors: Mapping[str, LazyTensor], config: Configuration, read: R
                 gone.add(name)
         elif name.endswith(dialects.telling()):
             raise CorruptError(
-                f"{name!r} is part of a quantized weight, but the checkpoint lacks the other parts.",
+                f"{name!r} is a part of a quantized weight, but the checkpoint lacks the other parts.",
                 "Download or copy all files of the checkpoint again.",
             )
         elif beside and own not in OF_MODULES and not own.startswith(OF_ADAPTERS):
@@ -187,9 +187,9 @@ def shape_of(part: Part, shape: Sequence[int], sizes: Sizes) -> tuple[int, ...]:
 
 def _without_scale(name: str, tensor: LazyTensor) -> CorruptError:
     return CorruptError(
-        f"{name!r} is {tensor.dtype} {list(tensor.shape)}, codes of a quantized weight, but the checkpoint lacks its "
-        "scale.",
-        "Give the directory with all files of the checkpoint; if one is missing there, download or copy it again.",
+        f"{name!r} contains codes of a quantized weight ({tensor.dtype} {list(tensor.shape)}), but the checkpoint "
+        "lacks its scale.",
+        "Give the directory with all files of the checkpoint; if a file is missing there, download or copy it again.",
     )
 
 
@@ -264,7 +264,7 @@ def _weight(
     if len(readings) > 1:
         ways = " or ".join(dict.fromkeys(weight.format for weight in readings.values()))
         raise UnsupportedError(
-            f"The quantized weight {name!r} can be read in several ways, as {ways}: {shown}.", _says(config)
+            f"The quantized weight {name!r} is ambiguous: its parts match {ways} ({shown}).", _says(config)
         )
     if not candidates and "+" in companions and tensors[name].dtype.kind == "f" and tensors[name].dtype.itemsize > 1:
         raise UnsupportedError(f"{name!r} is not a quantized weight, but has parts of one: {shown}.", _says(config))
@@ -280,8 +280,8 @@ def _has_codes(companions: Mapping[str, str]) -> bool:
 
 def _says(config: Configuration) -> str:
     if not config.method:
-        return "The checkpoint has no configuration that says how its weights are quantized."
-    return f"{config.path or 'The metadata'} says {config.method}."
+        return "The checkpoint has no configuration that specifies how its weights are quantized."
+    return f"{config.path or 'The metadata'} specifies {config.method}."
 
 
 def _made(
@@ -325,7 +325,7 @@ def _parts_of(format_: Format, companions: Mapping[str, str], tensors: Mapping[s
     for role, part in format_.parts.items():
         names = [companions[pattern] for pattern in part.names.split() if pattern in companions]
         if len(names) > 1:
-            raise _RefusedError(f"it has two: {some(names, form=repr)}")
+            raise _RefusedError(f"it has several such parts: {some(names, form=repr)}")
         if names:
             names_by_role[role] = names[0]
     return names_by_role
@@ -470,7 +470,7 @@ def _solve(wanted: Sequence[str], shape: Sequence[int], sizes: dict[str, Any]) -
         if name not in sizes and not name.isdecimal():
             many, rest = divmod(extent * (_size(sizes, by) if times else 1), _size(sizes, times) if times else 1)
             if rest:
-                raise _RefusedError(f"its {extent} words do not hold a whole number of codes")
+                raise _RefusedError(f"its {extent} words do not contain a whole number of codes")
             sizes[name] = many
 
 

@@ -36,7 +36,7 @@ def unfit(tensor: LazyTensor, way: Way, exact: bool) -> str:
         powers = _of_powers(tensor)
         if powers and powers.parts[1].numel > MOST_SCALES:
             return f"more than {MOST_SCALES >> 20} Mi scales"
-        return "" if powers else "codes that are not MXFP4 in rows"
+        return "" if powers else "codes that are not MXFP4 along rows"
     if dims < 2 or dims > (2 if "shape" in way.format.parts or way.rule else 3):
         return f"{dims} dimension{'s' if dims != 1 else ''}"
     if not tensor.numel:

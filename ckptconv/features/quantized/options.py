@@ -18,24 +18,25 @@ class Quantizing(Given):
 
     dequantize: bool = deciding(
         FLAG,
-        "Convert quantized weights (codes, scales, zero points) to plain ones, in bfloat16 or --dtype.",
+        "Convert quantized weights (codes, scales, zero points) to plain weights, in bfloat16 or --dtype.",
         group=NAMING,
         common="convert",
     )
     quantize: str = deciding(
         choice(*ROUNDING_WAYS, words=_OTHER_WAYS, unset=""),
-        "Quantize the weight matrices of layers: to FP8 with one scale for each block of 128 by 128 (fp8-block; scales "
-        "of powers of two: fp8-block-ue8m0), each row (fp8-dynamic) or 32 elements (mxfp8), or to 4 bits with one "
-        "scale for 32 elements (int4-g32, mxfp4) or for 16 (nvfp4 of compressed-tensors, nvfp4-modelopt of Model "
-        "Optimizer). Embeddings, heads, norms and routers stay. Loaders were tried with fp8-block, mxfp8 and int4-g32.",
+        "Quantize the weight matrices of layers. To FP8, with one scale per block of 128 by 128 (fp8-block; with "
+        "powers of two as scales: fp8-block-ue8m0), per row (fp8-dynamic) or per 32 elements (mxfp8). To 4 bits, with "
+        "one scale per 32 elements (int4-g32, mxfp4) or per 16 (nvfp4 of compressed-tensors, nvfp4-modelopt of Model "
+        "Optimizer). Embeddings, heads, norms and routers stay unquantized. Loaders were tested with fp8-block, mxfp8 "
+        "and int4-g32.",
         metavar="FORMAT",
         group=NAMING,
         common="convert merge",
     )
     requantize: str = deciding(
         choice(*EXACT_WAYS, unset=""),
-        "Change the format of quantized weights without changing any number; if the format cannot hold the same "
-        "numbers, that is an error.",
+        "Change the format of quantized weights without changing any number. It is an error if the format cannot "
+        "represent the numbers exactly.",
         metavar="fp8-block|fp8-block-ue8m0|mxfp8|nvfp4",
         group=NAMING,
     )
@@ -58,11 +59,11 @@ OTHER_OPTIONS = {
         "Use --quantize, such as --quantize fp8-block."
     ),
     "--group-size --groupsize --q-group-size --block-size": (
-        "It is part of the format: --quantize int4-g32 and mxfp4 have groups of 32, nvfp4 of 16, fp8-block blocks of "
-        "128 by 128."
+        "The format determines it: --quantize int4-g32 and mxfp4 have groups of 32, nvfp4 has groups of 16, and "
+        "fp8-block has blocks of 128 by 128."
     ),
     "--dequant --dequantise --unquantize": "Use --dequantize.",
     "--ignore --ignore-layers --ignored-layers --skip-modules --exclude-modules --modules-to-not-convert": (
-        "With --quantize, --keep GLOB leaves weights unquantized. --exclude GLOB leaves tensors out of the output."
+        "With --quantize, --keep GLOB leaves weights unquantized. --exclude GLOB omits tensors from the output."
     ),
 }

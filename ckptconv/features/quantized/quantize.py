@@ -146,7 +146,7 @@ def _made(kernel: Quantize, values: Array) -> Array:
         given = float32_table(kernel.codes).view("f4")[codes] * factor if kernel.exact else values
     if kernel.exact and not np.array_equal(given.view("u4"), values.view("u4")):
         raise UnsupportedError(
-            f"{kernel.name!r} has numbers that codes and scales of that format cannot represent exactly.",
+            f"{kernel.name!r} has numbers that the codes and scales of the format cannot represent exactly.",
             "Use --dequantize --quantize to round them.",
         )
     if kernel.codes == "e2m1":

@@ -56,18 +56,18 @@ def _quantized(chosen: Selected, source: Source, options: Options, reference: Se
         globs = "".join(f" --exclude {shlex.quote(glob)}" for glob in asked.keep)
         grafts = "".join(f" --graft {shlex.quote(f'{ref}:{glob}')}" for glob in asked.keep)
         raise UsageError(
-            "--keep has no effect without --quantize: it names weights that are not quantized.",
+            "--keep has no effect without --quantize: it selects weights that are not quantized.",
             f"To leave tensors in their dtype{'' if ref == path else ', first write CONVERTED without --keep, --dtype'}"
             f": ckptconv convert {shlex.quote(ref)} OUTPUT --dtype {dtype}{globs}{grafts}.",
         )
     if not name:
         return chosen
     if asked.quantize and asked.requantize:
-        raise UsageError("--quantize and --requantize exclude each other.", "Give one of them.")
+        raise UsageError("--quantize and --requantize cannot be combined.", "Give one of them.")
     if reference:
         raise UsageError(
-            "--like takes dtypes from a reference, but codes have the dtypes of their format.",
-            "Convert twice.",
+            "--like gives tensors the dtypes of a reference, but codes must have the dtypes of their format.",
+            "Convert with --like first, and quantize that output.",
         )
     way, exact = WAYS[name], bool(asked.requantize)
     if exact:
@@ -77,7 +77,11 @@ def _quantized(chosen: Selected, source: Source, options: Options, reference: Se
         raise UsageError(
             f"{path}: {some(codes, 3)} {'is' if len(codes) == 1 else 'are'} quantized already.",
             f"--dequantize --quantize {name} rounds them again."
-            + (f" --requantize {name} changes the format without loss, where it can." if name in EXACT_WAYS else ""),
+            + (
+                f" --requantize {name} changes the format without loss, where this is possible."
+                if name in EXACT_WAYS
+                else ""
+            ),
         )
     keep = dict.fromkeys(asked.keep, 0)
     tensors: dict[str, LazyTensor] = {}
@@ -119,10 +123,10 @@ def _quantized(chosen: Selected, source: Source, options: Options, reference: Se
     cut = [*dict.fromkeys(other for weight in weights for other in _joined(weight) if other in chosen.tensors)]
     cut = [weight for weight in cut if weight not in weights]
     if len(tensors) != len(chosen.tensors) - len(weights) + len(parts):
-        raise UsageError("A scale would get the name of another tensor.", "See --rename.")
+        raise UsageError("A scale would have the same name as another tensor.", "Rename that tensor with --rename.")
     counts = {name: len(weights)}
     settings = {**way.told, way.left: list(dict.fromkeys((*map(_module, left), _HEAD)))}
-    unheld = [f"not quantized, because the format cannot hold them: {some(unfit, form=str)}."] if unfit else []
+    unheld = [f"not quantized, because the format does not support them: {some(unfit, form=str)}."] if unfit else []
     return chosen._replace(
         names={tensor_name: tensor_name for tensor_name in tensors},
         known=tensors,
@@ -150,12 +154,12 @@ def _quantized(chosen: Selected, source: Source, options: Options, reference: Se
 def _inexact(source: Source, tensor_name: str, why: str, name: str) -> UnsupportedError:
     """Return the error for a quantized weight that the format `name` cannot hold without loss, with the reason."""
     stored = some((source.quantized.formats if source.quantized else {}), form=str)
-    only = " It takes only rows of MXFP4." if WAYS[name].codes == "e2m1" else ""
+    only = " This format supports only MXFP4 along rows." if WAYS[name].codes == "e2m1" else ""
     return UnsupportedError(
-        f"{source.path}: {tensor_name!r} has {why}, which --requantize {name} cannot hold. The weights are stored as "
-        f"{stored}.{only}",
-        f"Leave --requantize out to keep them as they are, or use --keep for this one; --dequantize --quantize {name} "
-        "rounds them again.",
+        f"{source.path}: {tensor_name!r} has {why}, which --requantize {name} does not support. The weights are stored "
+        f"as {stored}.{only}",
+        "Omit --requantize to keep the weights unchanged, or use --keep for this weight; --dequantize --quantize "
+        f"{name} rounds the weights again.",
     )
 
 
@@ -190,11 +194,15 @@ def _check(
     if idle := [glob for glob, count in keep.items() if not count]:
         raise UsageError(f"--keep {idle[0]!r} matches no tensor of {path}.", globs_like(idle[0], [*chosen.tensors]))
     if not weights and asked.requantize:
-        raise UsageError(f"{path} has no quantized weights to requantize.", "See --quantize.")
+        raise UsageError(
+            f"{path} has no quantized weights to requantize.", "To quantize plain weights, use --quantize."
+        )
     if not weights and unfit:
-        raise UsageError(f"{path} has no weights that {asked.quantize} can hold: {some(unfit, 3, str)}.")
+        raise UsageError(f"{path} has no weights that {asked.quantize} supports: {some(unfit, 3, str)}.")
     if not weights:
-        raise UsageError(f"{path} has no weights to quantize: floating-point matrices called ….weight, or of experts.")
+        raise UsageError(
+            f"{path} has no weights to quantize: it has no floating-point matrix called ….weight, and none of experts."
+        )
 
 
 def _note(name: str, weights: Collection[str], left: list[str]) -> str:
@@ -207,13 +215,13 @@ def _loaders(name: str, cut: list[str]) -> str:
     but that vLLM joins with quantized ones."""
     loaders = LOADERS.get(name, "")
     if not loaders:
-        return "Tested loaders: none; transformers and vLLM were not tried."
+        return "Tested loaders: none; transformers and vLLM were not tested."
     others = re.split("[,;] vLLM", loaders)[0]
     if not cut or others == loaders:
         return f"Tested loaders: {loaders}."
     return (
-        f"Tested loaders: {others}. vLLM joins {some(cut, 2)} with weights that are quantized, and needs all of them "
-        "quantized, or none."
+        f"Tested loaders: {others}. vLLM joins {some(cut, 2)} with quantized weights, and requires that all weights "
+        "that it joins are quantized, or none."
     )
 
 
@@ -222,7 +230,10 @@ def _excluded(chosen: Selected) -> Iterator[str]:
     unquantized."""
     if count := sum(map(chosen.choice.excludes, chosen.first.known)):
         tensors = f"{count:,} tensor{'s are' if count > 1 else ' is'}"
-        yield f"{tensors} not in the output, because of --exclude; --keep leaves weights in it, unquantized."
+        yield (
+            f"{tensors} not in the output, because of --exclude. To keep weights in the output, unquantized, use "
+            "--keep."
+        )
 
 
 def _values(chosen: Selected) -> Iterator[str]:

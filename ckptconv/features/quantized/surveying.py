@@ -36,7 +36,7 @@ def survey(
         described = keymap.describe(tree_of(source, which)).quantized if source.structured else {}
         joined = surveyed(source, kept, described, storage_options)
     except CkptconvError as error:
-        warnings.append(f"Its weights are quantized, but --dequantize cannot convert them: {error.message}")
+        warnings.append(f"The weights are quantized, but --dequantize cannot convert them: {error.message}")
         return None
     return _summed(kept, joined) if joined.weights else None
 

@@ -386,22 +386,22 @@ TELLING = tuple(
 )
 # Endings of names that parts of weights have which are not read; what these weights are, and what reads them.
 NOT_READ = {
-    ".bitmask": ("is a sparse one of compressed-tensors", "compressed-tensors"),
-    ".scale_packed": ("has Marlin's layout for GPUs", ELSEWHERE["marlin"]),
-    ".workspace": ("has Marlin's layout for GPUs", ELSEWHERE["marlin"]),
-    ".codebooks": ("is AQLM's", ELSEWHERE["aqlm"]),
-    ".dense_weights": ("is SpQR's", ELSEWHERE["spqr"]),
-    ".weight_scales": ("is EETQ's", ELSEWHERE["eetq"]),
-    ".weight._data": ("is quanto's", ELSEWHERE["quanto"]),
-    ".tables2": ("is of HIGGS", ELSEWHERE["higgs"]),
-    ".centroids.weight": ("is VPTQ's", ELSEWHERE["vptq"]),
-    ".q_weight": ("is of EXL2", ELSEWHERE["exl2"]),
-    ".trellis": ("is of EXL3", ELSEWHERE["exl3"]),
-    ".dqweight": ("is of FP-Quant", ELSEWHERE["fp_quant"]),
+    ".bitmask": ("is sparse, in a format of compressed-tensors", "compressed-tensors"),
+    ".scale_packed": ("has the layout of Marlin for GPUs", ELSEWHERE["marlin"]),
+    ".workspace": ("has the layout of Marlin for GPUs", ELSEWHERE["marlin"]),
+    ".codebooks": ("is in the format of AQLM", ELSEWHERE["aqlm"]),
+    ".dense_weights": ("is in the format of SpQR", ELSEWHERE["spqr"]),
+    ".weight_scales": ("is in the format of EETQ", ELSEWHERE["eetq"]),
+    ".weight._data": ("is in the format of quanto", ELSEWHERE["quanto"]),
+    ".tables2": ("is in the format of HIGGS", ELSEWHERE["higgs"]),
+    ".centroids.weight": ("is in the format of VPTQ", ELSEWHERE["vptq"]),
+    ".q_weight": ("is in the format of EXL2", ELSEWHERE["exl2"]),
+    ".trellis": ("is in the format of EXL3", ELSEWHERE["exl3"]),
+    ".dqweight": ("is in the format of FP-Quant", ELSEWHERE["fp_quant"]),
     ".qbiases": ("is in the format of Apple's Metal", ELSEWHERE["metal"]),
-    ".weight_sf": ("is in the layout of transformers' NVFP4", ELSEWHERE["nvfp4"]),
-    ".wscales": ("is nunchaku's", "nunchaku"),
-    "quantized_weight_values": ("is of Four Over Six", ELSEWHERE["fouroversix"]),
+    ".weight_sf": ("is in the NVFP4 layout of transformers", ELSEWHERE["nvfp4"]),
+    ".wscales": ("is in the format of nunchaku", "nunchaku"),
+    "quantized_weight_values": ("is in the format of Four Over Six", ELSEWHERE["fouroversix"]),
 }
 
 
@@ -451,7 +451,7 @@ def _compressed(format_: str, weights: Mapping[str, Any], **more: Any) -> Mappin
 LOADERS = {
     "fp8-block": "transformers, vLLM",
     "fp8-block-ue8m0": "transformers, vLLM",
-    "mxfp8": "transformers; vLLM by other names of scales",
+    "mxfp8": "transformers; vLLM with other names of scales",
     "int4-g32": "transformers with compressed-tensors, vLLM",
 }
 

@@ -30,7 +30,7 @@ def shape(data: bytes) -> Mapping[str, Any]:
         raise ValueError("its shape is not two numbers")
     rows, columns = struct.unpack("<qq", data)
     if rows < 0 or columns < 0:
-        raise ValueError(f"its shape would be {[rows, columns]}")
+        raise ValueError(f"its shape is {[rows, columns]}, which is not valid")
     return {"M": rows, "K": columns}
 
 

@@ -73,17 +73,18 @@ def _without_quantization(remarks: Mapping[str, str]) -> dict[str, str]:
 def _notes(quantized: Quantized, plain: _Weights, anew: bool) -> Iterator[str]:
     counts = ", ".join(f"{count:,} {name}" for name, count in sorted(quantized.formats.items()))
     if counts:
-        made_of = "weights that were quantized before" if anew else f"dequantized to {quantized.dtype}"
+        made_of = "weights that were already quantized" if anew else f"dequantized to {quantized.dtype}"
         yield f"{made_of}: {counts}."
     if plain.has_first_gptq:
         yield (
-            "The first format of GPTQ stores zero points minus 1. The largest stored value was read as in AutoGPTQ's "
-            "kernels, as 1 more; GPTQModel reads 0 there, and changes the next one. Only if the model was used with "
-            "GPTQModel, compare what both give."
+            "GPTQ's first format stores each zero point minus 1. The largest stored value was read as in AutoGPTQ's "
+            "kernels: as 1 more. GPTQModel reads this value as 0, and changes the next zero point. If the model was "
+            "used with GPTQModel, compare the results of both."
         )
     if plain.bare:
         yield (
-            f"Left unchanged: 8-bit floats without scales or a description as quantized weights: {some(plain.bare)}."
+            "Left unchanged: 8-bit floats without scales, which no configuration describes as quantized: "
+            f"{some(plain.bare)}."
         )
     if plain.unknown:
         yield f"Left unchanged: scales of unknown purpose: {some(plain.unknown)}."
@@ -174,7 +175,7 @@ def _in_parts(
         torchao_part = parting.described(value.kind, value.parts)
         if torchao_part is None:
             raise UnsupportedError(
-                f"The quantized weight {name!r} is of torchao's class {value.kind}, with unknown attributes."
+                f"The quantized weight {name!r} has torchao's class {value.kind} with unknown attributes."
             )
         described[name] = torchao_part
         own = value.parts["attributes"]

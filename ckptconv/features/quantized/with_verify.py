@@ -63,7 +63,7 @@ def _dequantized(kernel: Dequantize, parts: Sequence[InputBox], indices: Sequenc
         if "times" in given:
             times = values(given["times"].dtype, _looked_up(given["times"], indices, group))
             if not np.isfinite(times).all() or not times.all():
-                raise CorruptError(f"{kernel.scales}: a factor of the weight is 0 or no number.")
+                raise CorruptError(f"{kernel.scales}: a factor of the weight is 0 or not a number.")
             weights = nearest(weights * times, FORMATS["float32"])
         if "shift" in given:
             weights = nearest(weights, FORMATS[kernel.between])
@@ -72,7 +72,7 @@ def _dequantized(kernel: Dequantize, parts: Sequence[InputBox], indices: Sequenc
         weights = nearest(weights, FORMATS[kernel.between])
         lost = (factor == 0) & (less != 0) & ("shift" not in given)
         if (lost | (np.isinf(weights) & np.isfinite(codes))).any():
-            raise CorruptError(f"{kernel.scales}: a scale is 0 where the code is not, or too large.")
+            raise CorruptError(f"{kernel.scales}: a scale is too large, or is 0 although its code is not.")
         single = np.where(np.isnan(weights), np.nan, weights).astype("f4").view("u4")
         result: Array = np.broadcast_to(single, [len(positions) for positions in indices])
     return result
@@ -84,7 +84,9 @@ def _looked_up(given: InputBox, indices: Sequence[Array], group: Array | None) -
     for dim, axis in enumerate(given.axes):
         if not axis.num and group is not None:
             if group.size and not 0 <= group.min() <= group.max() < given.bits.shape[dim]:
-                raise CorruptError(f"A column is of group {group.max()}, and there are {given.bits.shape[dim]}.")
+                raise CorruptError(
+                    f"A column has group {group.max()}, but the weight has only {given.bits.shape[dim]} groups, from 0."
+                )
             place[dim] = group
     elements: Array = given.bits[tuple(place)]
     return elements
@@ -194,7 +196,7 @@ def _quantized(kernel: Quantize, parts: Sequence[InputBox], indices: Sequence[Ar
     if kernel.exact:
         again = exact.reshape(few.shape) * scale[..., :, None, :, None]
         if (again != few).any():
-            raise UnsupportedError(f"{kernel.name!r} has numbers that codes and scales do not give exactly.")
+            raise UnsupportedError(f"{kernel.name!r} has numbers that codes and scales cannot represent exactly.")
     at = rows - bounds[0][0], columns - bounds[1][0] // packed
     taken: Array = stored[..., at[0][:, None], at[1]]
     return taken
@@ -259,7 +261,7 @@ def _rescaled(kernel: Rescale, parts: Sequence[InputBox], indices: Sequence[Arra
     sizes = codes.bits[(rows - codes.starts[0])[:, None, None], places[None]] % 128
     has_numbers = ((sizes % 8) + (sizes // 16)).sum(-1) > 0
     if (has_numbers & (wanted < 2.0**-9)).any():
-        raise UnsupportedError(f"{kernel.name!r} has scales that are too far apart for NVFP4.")
+        raise UnsupportedError(f"{kernel.name!r} has scales in a wider range than NVFP4 allows.")
     table = np.array(table_of("float8_e4m3fn"))[:127]
     bits: Array = np.where(wanted < 2.0**-9, 0, np.searchsorted(table, wanted)).astype("u1")
     return bits

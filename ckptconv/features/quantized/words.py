@@ -225,7 +225,7 @@ def is_in(expression: str, module: str) -> bool:
     at = 0
     for piece in expression.split(".*"):
         if not _PLAIN.fullmatch(piece):
-            raise UnsupportedError(f"The configuration has the expression {expression!r}, which is not read.")
+            raise UnsupportedError(f"The configuration has the expression {expression!r}, which is not supported.")
         match = re.compile(piece).search(module, at)
         if match is None:
             return False

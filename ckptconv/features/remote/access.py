@@ -96,11 +96,11 @@ def filesystem(url: str, options: Options | None = None) -> tuple[Any, str]:
         bucket = stores.at(link).bucket
         scheme, _, path = link.partition("://")
         if bucket and not path.partition("/")[0]:
-            raise UsageError(f"{url} names no {bucket}.", f"Give its name after {scheme}://.")
+            raise UsageError(f"{url} specifies no {bucket}.", f"Add its name after {scheme}://.")
     try:
         fs, inner = fsspec.core.url_to_fs(url, **(options or {}))
     except ImportError as error:
-        raise UsageError(f"{url} needs a package that is not installed: {error}.", _extra(url)) from error
+        raise UsageError(f"{url} requires a package that is not installed: {error}.", _extra(url)) from error
     except CkptconvError:  # of the file system of this package, which opens a checkpoint
         raise
     except FileNotFoundError as error:
@@ -108,9 +108,9 @@ def filesystem(url: str, options: Options | None = None) -> tuple[Any, str]:
     except (ValueError, TypeError, KeyError) as error:
         last = url.rpartition("::")[2]
         is_name = last != url and str(error).endswith(f"not known: {last}")
-        advice = f"For a file of that name, write ./{last}" if is_name else "See --storage-options."
+        advice = f"For a local file of that name, use ./{last}" if is_name else "See --storage-options."
         if url.startswith(("gzip://", "gz://", "bz2://", "xz://", "zstd://")):
-            advice = "Unpack it first, or on the way: zcat FILE | ckptconv convert - OUTPUT"
+            advice = "Unpack it first, or pipe it: zcat FILE | ckptconv convert - OUTPUT"
         raise UsageError(f"{url} cannot be opened: {error}.", advice) from error
     except Exception as error:  # of a package that the protocol needs
         raise FailedError(f"{url} cannot be opened: {why(error)}.", hint(error)) from error
@@ -127,7 +127,7 @@ def why(error: BaseException) -> str:
     if isinstance(error, FileNotFoundError):
         return "it does not exist"
     if status(error) == 501 or (isinstance(error, OSError) and error.errno == errno.ENOSYS):
-        return "the server does not implement this request"
+        return "the server does not support this request"
     text = " ".join(str(error).split())
     if isinstance(error, PermissionError):
         return f"permission denied ({text})" if text else "permission denied"
@@ -148,7 +148,7 @@ def hint(error: BaseException) -> str:
             "--storage-options."
         )
     if type(error).__name__ == "ReadError":  # tarfile's
-        return "The name of a compressed archive must say how: it ends in .tar.gz, .tar.bz2 or .tar.xz."
+        return "The name of a compressed archive must end in .tar.gz, .tar.bz2 or .tar.xz."
     if is_transient(error):
         return "Several attempts failed: try again later."
     return ""

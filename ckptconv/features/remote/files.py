@@ -129,8 +129,8 @@ class RemoteReader(Reader):
         except access.NoRangesError as error:
             raise FailedError(
                 f"{path} cannot be read in parts: {access.why(error)}.",
-                "Download its directory. From such a server, as python -m http.server is, only a single file is read, "
-                "given by its own URL, and no configuration next to it.",
+                "Download its directory. From servers without range requests, such as python -m http.server, "
+                "ckptconv reads only a single file by its own URL, without the configuration next to it.",
             ) from error
         except (access.ShortReadError, access.WrongAnswerError) as error:
             now = look(path, self._options)

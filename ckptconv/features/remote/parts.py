@@ -137,8 +137,8 @@ class PartsOnStore(UploadStaging):
         if not self.recorded:
             return ""
         return (
-            f"{self._kept_files()} kept in {self.path}, with records in {self._place}: the same command continues from "
-            "there."
+            f"{self._kept_files()} kept in {self.path}, with records in {self._place}: the same command continues "
+            "from there."
         )
 
     def discard(self) -> None:
@@ -258,6 +258,6 @@ def content_of(place: Location, most: int) -> bytes | None:
     with explained(place.path), contextlib.suppress(FileNotFoundError):
         data: bytes = access.retrying(lambda: fs.cat_file(inner, start=0, end=most + 1))
         if len(data) > most:
-            raise CorruptError(f"{place} has more than {most} bytes, more than any record.")
+            raise CorruptError(f"{place} has more than {most} bytes, which exceeds the size of any record.")
         return data
     return None

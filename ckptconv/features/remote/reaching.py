@@ -35,14 +35,14 @@ def hint(path: str, options: Mapping[str, Any]) -> str:
     directory or archive; "" for none."""
     meaning = meant(path)
     if meaning:
-        return f"If it is {meaning.kind}, give {meaning.url}."
+        return f"If it is {meaning.kind}, specify {meaning.url}."
     bucket, is_archive = at(path).bucket, path.startswith(("tar://", "zip://"))
     if bucket or is_archive:
         with contextlib.suppress(Exception):
             fs, inner = access.filesystem(path, options)
             name = inner.partition("/")[0]
             if bucket and access.info(fs, name) is None:
-                return f"There is no {bucket} {name}, or these credentials do not show it."
+                return f"There is no {bucket} {name}, or these credentials cannot access it."
             names = fs.find("") if is_archive else fs.ls(inner.rstrip("/").rpartition("/")[0], detail=False)
             if close := difflib.get_close_matches(inner.rstrip("/"), names, n=1, cutoff=0.8):
                 return f"Did you mean {path.replace(inner, close[0], 1)}?"
@@ -56,7 +56,10 @@ def notes_on(place: Location, source: Source) -> Iterator[str]:
     weights = (name for name in names if holds_whole((name,)) and not name.endswith(INDEX))
     if left := [name for name in weights if name not in source.inputs]:
         others = some(left, form=str)
-        yield f"It also holds other weights, which were not read: {others}. To convert one of them, give its name."
+        yield (
+            f"It also contains other weights, which were not read: {others}. To convert one of these files, "
+            "specify its name."
+        )
 
 
 def check_writable(url: str, options: Mapping[str, Any] | None = None) -> None:

@@ -32,8 +32,8 @@ def notes(files: Iterable[tuple[str, int]], memory: int) -> list[str]:
     """Return a note for each file, given as name and size, whose upload parts must be larger than `memory` allows."""
     large = [(name, size, part_size(size, memory)) for name, size in files]
     return [
-        f"{name} is sent in parts of {format_size(part)}, which exceed the memory limit: a store accepts at most "
-        f"{PARTS:,} parts of a file of {format_size(size)}."
+        f"{name} is uploaded in parts of {format_size(part)}, which exceed the memory limit: a store accepts at most "
+        f"{PARTS:,} parts, and the file has {format_size(size)}."
         for name, size, part in large
         if part > part_size(0, memory)
     ]
@@ -119,8 +119,8 @@ class UploadStaging(Staging):
                 if (number or earlier) and len(names) > 1:
                     replaced = ", and the earlier output is replaced in part" if earlier else ""
                     error.message += (
-                        f" {self.path} is not complete: {number} of {len(names)} files have their final names, {name} "
-                        f"has not{replaced}."
+                        f" {self.path} is not complete: {number} of {len(names)} files have their final names, but "
+                        f"{name} does not{replaced}."
                     )
                 raise
         remove_previous()

@@ -158,7 +158,9 @@ class RenamedUpload(Upload):
 
 # File systems that fsspec makes of others: they can be read only.
 _READ_ONLY = {
-    **dict.fromkeys(("zip", "tar", "simplecache", "filecache", "blockcache", "cached"), "Give the URL of the store."),
+    **dict.fromkeys(
+        ("zip", "tar", "simplecache", "filecache", "blockcache", "cached"), "Specify the URL of the store."
+    ),
 }
 
 
@@ -293,7 +295,7 @@ def failure(url: str, error: BaseException) -> CkptconvError:
         return error
     why, hint = access.why(error), access.hint(error)
     if isinstance(error, FileNotFoundError):
-        why, hint = "the store has no such place", "Does the bucket or container exist?"
+        why, hint = "the store has no such location", "Check that the bucket or container exists."
     return FailedError(f"{url} cannot be written: {why}. It was not published.", hint)
 
 

@@ -36,7 +36,7 @@ _HIDDEN_NAME = re.compile(r"step-\d+")
 # RENAME_NOREPLACE, RENAME_EXCHANGE
 _NO_REPLACE, _EXCHANGE = 1, 2
 # Advice on an entry that no journal describes.
-ADVICE = "Move what you want to keep of it to where it belongs, and remove the rest."
+ADVICE = "Move the contents that you want to keep to another place, and remove the rest."
 
 
 def hidden_name(part: int) -> str:
@@ -83,7 +83,7 @@ class Area:
         something has one of its hidden names."""
         for hidden in change.moves.values():
             if self.inside.has(hidden):
-                raise UnsafeError(f"No journal says what {self.path}/{hidden} is. Nothing was moved.", ADVICE)
+                raise UnsafeError(f"No journal describes {self.path}/{hidden}. Nothing was moved.", ADVICE)
         fd = self.inside.open_or_create(_NEW, 0o600)
         try:
             os.ftruncate(fd, 0)
@@ -139,7 +139,7 @@ class Area:
                     _rename(self.inside, hidden, self.home, name)
                 except OSError as error:
                     raise UnsafeError(
-                        f"{self.path}/{hidden} cannot get its name {name} again: {reason(error)}.", ADVICE
+                        f"{self.path}/{hidden} cannot be renamed back to {name}: {reason(error)}.", ADVICE
                     ) from error
         self.home.sync()
 
@@ -172,7 +172,8 @@ class Area:
                 _rename(self.inside, hidden, self.home, name)
             except FileExistsError:
                 raise UnsafeError(
-                    f"{self.home.path}/{name} is something else now. Its former content is in {self.path}/{old}.",
+                    f"{self.home.path}/{name} has been replaced by something else. Its former content is in "
+                    f"{self.path}/{old}.",
                     ADVICE,
                 ) from None
         os.rename(old, hidden, src_dir_fd=self.inside.fd, dst_dir_fd=self.inside.fd)
@@ -219,7 +220,7 @@ def entered(path: str) -> Iterator[Area]:
         try:
             inside, lock = enter(home, AREA, os.path.join(path, AREA), shared=False)
         except OSError as error:
-            raise FailedError(f"{path}: {AREA} cannot be made: {reason(error)}.") from error
+            raise FailedError(f"{path}: {AREA} cannot be created: {reason(error)}.") from error
         area = Area(home, inside, lock)
         try:
             yield area
@@ -239,9 +240,9 @@ def check(home: Handle, name: str, mark: str) -> None:
     try:
         now = mark_of(entries_of(home, name))
     except OSError as error:
-        raise UnsafeError(f"{home.path}/{name} is not there any more: {reason(error)}.") from error
+        raise UnsafeError(f"{home.path}/{name} no longer exists: {reason(error)}.") from error
     if now != mark:
-        raise UnsafeError(f"{home.path}/{name} has changed since it was looked at. It was left alone.")
+        raise UnsafeError(f"{home.path}/{name} has changed since it was checked. It was left in place.")
 
 
 def warnings(path: str) -> Iterator[str]:
@@ -258,15 +259,18 @@ def warnings(path: str) -> Iterator[str]:
             told = {*_OWN, *moves, *(f"{name}.old" for name in moves)}
             unknown = [name for name in inside.names() if name not in told and not name.startswith(staged)]
     except (OSError, FailedError, ValueError, TypeError, AttributeError, RecursionError):
-        yield f"{area} cannot be read: what a stopped run of thin moved there may be in it."
+        yield f"{area} cannot be read. It may contain steps that an interrupted run of thin moved there."
         return
     if unknown:
         yield (
-            f"{area} has {some(sorted(unknown), form=str)}, and no journal says what that is: another release may have "
-            f"left it there. Nothing uses or removes it. {ADVICE}"
+            f"{area} contains {some(sorted(unknown), form=str)}, which no journal describes: another release may "
+            f"have left it there. ckptconv neither uses nor removes it. {ADVICE}"
         )
     if journals or not unknown:
-        yield f"{area} is there: a run of thin was stopped, and the next one with --yes finishes it, or one is at work."
+        yield (
+            f"{area} exists: a run of thin is active, or was interrupted. The next run with --yes completes an "
+            "interrupted one."
+        )
 
 
 def _rename(one: Handle, name: str, other: Handle, new: str) -> None:

@@ -14,15 +14,15 @@ from ckptconv.storage.reading import Entry
 
 # The greatest depth of the files of an entry.
 _DEEPEST = 32
-LINKS, PROTECTED = "has links in it", "has a directory in it that may not be written to"
-MOUNTED = "has another directory mounted in it"
+LINKS, PROTECTED = "contains symbolic links", "contains a directory that cannot be written to"
+MOUNTED = "has a file system mounted in it"
 
 
 class StrangeError(UnsafeError):
     """A step has something in it that is never removed: `why` says what."""
 
     def __init__(self, path: str, why: str) -> None:
-        super().__init__(f"{path} {why}. It was left alone.")
+        super().__init__(f"{path} {why}. It was left in place.")
         self.why = why
 
 
@@ -58,19 +58,19 @@ def _walk(place: Handle, name: str, prefix: str, device: int, entries: dict[str,
     if stat.S_ISLNK(entry.st_mode):
         raise StrangeError(os.path.join(place.path, name), LINKS)
     if entry.st_dev != device or not deepest:
-        raise StrangeError(os.path.join(place.path, name), "lies on another disk, or too deep")
+        raise StrangeError(os.path.join(place.path, name), "is on another disk, or nested too deeply")
     entries[path] = entry
     if stat.S_ISDIR(entry.st_mode):
         with place.inside(name) as inner:
             entries[path] = entry = os.fstat(inner.fd)
             if entry.st_dev != device:
-                raise StrangeError(inner.path, "lies on another disk, or too deep")
+                raise StrangeError(inner.path, "is on another disk, or nested too deeply")
             if not os.access(".", os.W_OK | os.X_OK, dir_fd=inner.fd, effective_ids=True):
                 raise StrangeError(inner.path, PROTECTED)
             for below in inner.names():
                 _walk(inner, below, f"{path}/", device, entries, deepest - 1)
     elif not stat.S_ISREG(entry.st_mode):
-        raise StrangeError(os.path.join(place.path, name), "has more than files in it")
+        raise StrangeError(os.path.join(place.path, name), "contains more than regular files and directories")
 
 
 def mark_of(entries: Mapping[str, os.stat_result]) -> str:

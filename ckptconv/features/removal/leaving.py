@@ -67,7 +67,7 @@ def _is_exchanged(area: Area, change: Change) -> bool:
     step, hidden = change.step, change.moves[change.step]
     area.finish_swap(step, hidden)
     if area.inside.has(hidden) and not area.home.has(step):
-        raise UnsafeError(f"{area.home.path}/{step} is not there: {area.path}/{hidden} was left alone.", ADVICE)
+        raise UnsafeError(f"{area.home.path}/{step} does not exist: {area.path}/{hidden} was left in place.", ADVICE)
     is_exchanged = is_entry(area.inside, hidden, change.marks[step])
     if is_exchanged:
         check(area.inside, hidden, change.marks[step])
@@ -80,9 +80,9 @@ def _change(area: Area, do: str, step: str, names: Sequence[str], seen: Mapping[
     try:
         entries = {name: entries_of(area.home, name) for name in names}
     except FileNotFoundError as error:
-        raise UnsafeError(f"{path} is not there any more.") from error
+        raise UnsafeError(f"{path} no longer exists.") from error
     if not agrees({inner: entry for every in entries.values() for inner, entry in every.items()}, seen):
-        raise UnsafeError(f"{path} has changed since it was looked at. It was left alone.")
+        raise UnsafeError(f"{path} has changed since it was checked. It was left in place.")
     moves = {name: hidden_name(part) for part, name in enumerate(names)}
     return Change(step, do, moves, {name: mark_of(every) for name, every in entries.items()})
 

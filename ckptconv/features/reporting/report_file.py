@@ -20,7 +20,7 @@ def check_whole(target: str, output: tuple[str, str], overwrite: bool, read: Ite
     that are `read`. Call it before long work too. `output` is as `PAGE`."""
     option, kind = output
     if is_remote(normalize(target)):
-        raise UsageError(f"{option} {target}: it is written to a local file.")
+        raise UsageError(f"{option} {target}: it must be a local file.")
     Replacing(Options(overwrite=overwrite), Spared(read), [], {option: (normalize(target), kind)}).check()
 
 

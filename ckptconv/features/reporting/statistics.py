@@ -232,7 +232,7 @@ def sum_of_squares(values: Array) -> Fraction:
         return Fraction(total)
     largest = max(-float(values.min()), float(values.max())) if values.size else 0.0
     if not math.isfinite(largest):
-        raise ValueError("a sum of the squares of numbers that are not finite")
+        raise ValueError("the numbers whose squares are added must be finite")
     exponent = _exponent(largest)
     return Fraction(float(np.square(np.ldexp(values, -exponent)).sum())) * Fraction(4) ** exponent
 

@@ -60,7 +60,7 @@ class Buckets:
         A bucket spans `size` ids. If that is None, accept any size with which bucket 0 begins at id 0, or at `offset`.
         """
         if not self.valid or self.total != rows:
-            return Verdict(f"the buckets hold {self.total} ids, but the table has {rows} rows", len(self._ends))
+            return Verdict(f"the buckets contain {self.total} ids, but the table has {rows} rows", len(self._ends))
         (used,) = numpy_module().nonzero(self._least <= self._most)
         if not len(used):
             return Verdict()
@@ -79,7 +79,7 @@ class Buckets:
         if not len(wrong):
             return Verdict(sizes=(size, size))
         examples = tuple(_example(used[at], least[at], most[at]) for at in wrong[:_SHOWN].tolist())
-        return Verdict(f"{len(wrong)} buckets of {size} ids hold ids of other buckets", len(wrong), examples)
+        return Verdict(f"{len(wrong)} buckets of {size} ids contain ids of other buckets", len(wrong), examples)
 
     def _of_any_size(self, base: int, used: Array, least: Array, most: Array) -> Verdict:
         np = numpy_module()
@@ -94,7 +94,8 @@ class Buckets:
         pair = sorted({int(smallest.argmax()), int(np.nonzero(later)[0][largest.argmin()])})
         examples = tuple(_example(used[at], least[at], most[at]) for at in pair)
         return Verdict(
-            f"no bucket size fits all buckets if the first begins at id {base} (otherwise give --bucket-size)",
+            f"no bucket size matches all buckets if the first begins at id {base}; if it does not, specify "
+            "--bucket-size",
             len(pair),
             examples,
         )

@@ -176,8 +176,9 @@ def _check_size(table: RowTable) -> None:
     stored = sum(file.size for file in dict.fromkeys(table.tensor.inputs()))
     if table.tensor.nbytes > MAX_GROWTH * stored + ROOM_TO_GROW:
         raise LimitError(
-            f"{table.name!r} has {table.tensor.shape[0]} rows in {stored} bytes: it repeats the same bytes.",
-            "Save a contiguous copy of it.",
+            f"{table.name!r} has {table.tensor.shape[0]} rows in only {stored} bytes, because it repeats the same "
+            "bytes.",
+            "Save a contiguous copy of the table.",
         )
 
 
@@ -269,13 +270,13 @@ class _Checking:
             if name not in _COMPARED:
                 continue
             if name not in places:
-                self._report.warnings.append(f"{name} was not checked: {layout.optimizer} does not have it.")
+                self._report.warnings.append(f"{name} was not checked: {layout.optimizer} has no such state.")
                 continue
             offset, size = places[name]
             # Momentum may have been saved together with the padding after it.
             most = size if offset < layout.weight.offset else layout.row_bytes - offset
             if tensor.shape[:1] != (rows,):
-                message = f"{name} has the shape {list(tensor.shape)}, and the table {rows} rows"
+                message = f"{name} has the shape {list(tensor.shape)}, but the table has {rows} rows"
             elif not size <= tensor.nbytes // rows <= most:
                 message = f"{name} has {tensor.nbytes // rows} bytes per row, but a row of the table has {size}"
             else:
@@ -288,7 +289,9 @@ class _Checking:
         if tensor is None:
             return None
         if tensor.dtype.kind not in "iu":
-            self._report.findings.append(RowFinding("bucket", f"bucket is of {tensor.dtype}, but it must count ids"))
+            self._report.findings.append(
+                RowFinding("bucket", f"bucket has the dtype {tensor.dtype}, but must contain counts of ids")
+            )
             return None
         if tensor.numel > MOST_BUCKETS:
             raise UnsupportedError(f"The table has {tensor.numel} buckets; at most {MOST_BUCKETS} can be checked.")
@@ -311,7 +314,7 @@ class _Checking:
             self._offset = self._usual(apart)
             if self._offset:
                 self._report.ids, self._report.offset = "local", self._offset
-                beside.finding.message += f", which has local ids, less by {self._offset}"
+                beside.finding.message += f", which has local ids, lower by {self._offset}"
         (wrong,) = self._np.nonzero(apart != self._offset)
         beside.differs(first, wrong, lambda row: {"weight_id": int(ids[row]), "header": int(keys[row])})
 

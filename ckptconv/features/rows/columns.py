@@ -29,7 +29,8 @@ def column(table: LazyTensor, offset: int, dtype: DType, items: int | None) -> L
         return Narrow(column(table.tensor, offset, dtype, items), 0, table.start, table.length)
     if isinstance(table, Convert):
         raise UnsupportedError(
-            "The bytes of this table need a conversion first: it was saved on a big-endian machine, or negated."
+            "The bytes of this table must be converted first: the table was saved on a big-endian machine, or is "
+            "negated."
         )
     row = table.shape[1] * table.dtype.itemsize
     if isinstance(table, Stored) and (table.strides[1] == 1 or table.shape[1] == 1):

@@ -30,7 +30,7 @@ OTHER_WORDS = {"rows split": ("unpack", "split-rows"), "rows pack": ("pack",)}
 OTHER_OPTIONS = {
     "--rows --row-range": (
         "In Python, ckptconv.open(PATH).get_slice(NAME)[5:10] reads rows of any tensor; --vocab N keeps the first rows "
-        "of a vocabulary. ckptconv rows is about embedding tables of FBGEMM."
+        "of a vocabulary. ckptconv rows is for embedding tables of FBGEMM."
     ),
 }
 
@@ -90,7 +90,7 @@ def rows_pack(
         typer.Argument(
             metavar="SOURCE... OUTPUT",
             show_default=False,
-            help="The files or directories of the parts; then the output: a file or a directory.",
+            help="The files or directories of the parts; then the output: one file, or a directory.",
         ),
     ],
     **options: Any,
@@ -149,10 +149,10 @@ def _lines(report: CheckReport) -> list[str]:
     from ckptconv.text import count_of
 
     lines = [f"{report.input}: {report.table}: {count_of(report.rows, 'row')}, all ids unique"]
-    ids = "global ids" if report.ids == "global" else f"local ids, less than weight_id by {report.offset}"
+    ids = "global ids" if report.ids == "global" else f"local ids, lower than weight_id by {report.offset}"
     if "weight_id" in report.checked:
         lines.append(f"  headers have {ids}")
-    compared = ", ".join(report.checked) or "nothing: the table is stored without its parts"
+    compared = ", ".join(report.checked) or "nothing, because the table is stored without its parts"
     lines.append(f"  compared with the rows: {compared}")
     if report.bucket_size:
         least, most = report.bucket_size

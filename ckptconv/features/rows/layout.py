@@ -223,13 +223,13 @@ def make(options: RowOptions, dtype: str) -> RowLayout:
     dim, optimizer = options.embedding_dim, optimizer_named(options.method) if options.method else None
     if dtype not in WEIGHT_DTYPES:
         raise UnsupportedError(
-            f"Whole rows are float32 or float16, but this table is {dtype}.", "Choose another tensor: --tensor."
+            f"Whole rows are float32 or float16, but this table is {dtype}.", "Select another tensor with --tensor."
         )
     if options.weight_dtype not in (None, dtype):
-        raise UsageError(f"The table and its weights are {dtype}, but --weight-dtype says {options.weight_dtype}.")
+        raise UsageError(f"The table and its weights are {dtype}, but --weight-dtype is {options.weight_dtype}.")
     if dim is None or optimizer is None:
         lacking = "--embedding-dim" if dim is None else "--method"
-        raise UsageError(f"{lacking} is missing: the width of a row does not determine its layout.")
+        raise UsageError(f"{lacking} is missing, but the width of a row alone does not determine its layout.")
     if dim <= 0 or dim % _UNIT:
         raise UnsupportedError(
             f"An embedding dimension of {dim} is not a multiple of {_UNIT}, which the alignment of whole rows requires."
@@ -237,7 +237,7 @@ def make(options: RowOptions, dtype: str) -> RowLayout:
     max_dim = dim if options.max_dim is None else options.max_dim
     if max_dim < dim:
         raise UsageError(
-            f"--max-dim {max_dim} is less than --embedding-dim {dim}, but it is the dimension of the widest table."
+            f"--max-dim {max_dim} is less than --embedding-dim {dim}, but must be the dimension of the widest table."
         )
     dtypes = {}
     for name in ("momentum1", "momentum2"):
@@ -268,7 +268,7 @@ def check_width(layout: RowLayout, items: int, where: str) -> None:
         return
     options = RowOptions(embedding_dim=layout.embedding_dim, method=layout.optimizer)
     raise UsageError(
-        f"{where}: its rows have {items} items of {layout.weight_dtype}, but {layout.describe()} takes "
+        f"{where}: its rows have {items} items of {layout.weight_dtype}, but {layout.describe()} requires "
         f"{layout.row_items}.",
         could_be(items, layout.weight_dtype, options),
     )
@@ -278,7 +278,7 @@ def could_be(items: int, dtype: str, options: RowOptions) -> str:
     """Return a sentence that names layouts which rows of `items` elements of `dtype` may have, likeliest first."""
     fitting = candidates(items, dtype, options.embedding_dim)
     if not fitting:
-        return f"No layout of whole rows has rows of {items} items of {dtype}: it may be an ordinary table."
+        return f"No layout of whole rows has rows of {items} items of {dtype}: this may be an ordinary table."
     # First those closest to the options, then those that are likeliest in general.
     like_asked = sorted(fitting, key=lambda layout: _unlikelihood(layout, options))
     likeliest = sorted(fitting, key=lambda layout: _unlikelihood(layout, RowOptions()))
@@ -383,8 +383,8 @@ def parse(text: str, where: str) -> tuple[RowLayout, str]:
         raise _malformed(where, "is not a JSON object")
     if record.get("version") != VERSION:
         raise UnsupportedError(
-            f"{where}: the layout of its rows is recorded in version {str(record.get('version'))[:20]}, but this "
-            f"release supports only version {VERSION}."
+            f"{where}: the record of its row layout has version {str(record.get('version'))[:20]}, but this release "
+            f"supports only version {VERSION}."
         )
     name = _member(record, "tensor", str, where)
     values: dict[str, Any] = {key: _member(record, key, kind, where) for key, kind in _MEMBERS.items()}
@@ -399,7 +399,8 @@ def parse(text: str, where: str) -> tuple[RowLayout, str]:
         raise _malformed(where, f"is not valid: {error.message}") from error
     if record.get("row_bytes") != layout.row_bytes:
         raise _malformed(
-            where, f"says {str(record.get('row_bytes'))[:20]} bytes per row, but its parts take {layout.row_bytes}"
+            where,
+            f"specifies {str(record.get('row_bytes'))[:20]} bytes per row, but its parts require {layout.row_bytes}",
         )
     return layout, name
 
@@ -429,4 +430,4 @@ def _member(record: Mapping[str, Any], key: str, kind: type, where: str) -> Any:
 
 
 def _malformed(where: str, why: str) -> CorruptError:
-    return CorruptError(f"{where}: the record of the layout of its rows ({METADATA_KEY}) {why}.")
+    return CorruptError(f"{where}: the record of its row layout ({METADATA_KEY}) {why}.")

@@ -22,7 +22,9 @@ def _names(value: Any, called: str) -> dict[str, str]:
 def _named(text: str, called: str) -> tuple[str, str]:
     part, equals, name = text.partition("=")
     if not (part and equals and name):
-        raise UsageError(f"{called} {text!r} does not assign a tensor to a part.", "Write it as weight=NAME.")
+        raise UsageError(
+            f"{called} {text!r} does not assign a tensor to a part.", "Use the form PART=TENSOR, such as weight=NAME."
+        )
     return part, name
 
 
@@ -67,7 +69,7 @@ class _Rows:
 
     names = Option(
         TEXTS,
-        "The table; if repeated, its shards, in order.",
+        "The name of the table; repeat for its shards, in order.",
         flags=("--tensor",),
         metavar="NAME",
         group=TAKE,
@@ -98,7 +100,7 @@ class _Packing:
 
     names = Option(
         _NAMES,
-        "The tensor that holds PART of the rows; repeatable.",
+        "The tensor with PART of the rows; repeatable.",
         flags=("--column",),
         metavar="PART=NAME",
         group=TAKE,

@@ -86,11 +86,13 @@ def _merged(contents_of_all: Sequence[RowsContents]) -> RowsContents:
     for part in contents_of_all:
         twice = [name for name in part.tensors if name in tensors]
         if twice:
-            raise UsageError(f"{twice[0]!r} is in {part.path} and in another input.", "Give inputs whose names differ.")
+            raise UsageError(
+                f"{twice[0]!r} is in {part.path} and in another input.", "Give inputs without common tensor names."
+            )
         tensors.update(part.tensors)
     records = [part.metadata for part in contents_of_all if METADATA_KEY in part.metadata]
     if len(records) > 1:
-        raise UsageError(f"{len(records)} of the inputs are split tables; only one table can be packed at a time.")
+        raise UsageError(f"{len(records)} of the inputs are split tables; only one table can be packed per run.")
     return RowsContents(contents_of_all[0].path, tensors, {}, records[0] if records else {})
 
 

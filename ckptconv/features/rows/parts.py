@@ -107,7 +107,7 @@ def _places(content: RowsContents, layout: RowLayout, names: Mapping[str, str]) 
         if part not in (*parts, PAD):
             raise UsageError(f"{part!r} is not a part of these rows.", f"It has {', '.join((*parts, PAD))}.")
         if name not in content.tensors:
-            raise UsageError(f"There is no tensor {name!r} in {content.path}.")
+            raise UsageError(f"{content.path} has no tensor {name!r}.")
     places = {part: _name_of(part, content, names) for part in (*parts, PAD)}
     return {part: name for part, name in places.items() if name in content.tensors}
 
@@ -123,8 +123,8 @@ def _name_of(part: str, content: RowsContents, names: Mapping[str, str]) -> str:
 def _missing(part: str, content: RowsContents) -> UsageError:
     names = ", ".join(list(content.tensors)[:_SHOWN])
     return UsageError(
-        f"{content.path} has no tensor called {part}, a part of every row. It has {names or 'none'}.",
-        f"Say which it is: --column {part}=NAME.",
+        f"{content.path} has no tensor called {part}, which every row requires. It has {names or 'none'}.",
+        f"Specify the tensor: --column {part}=NAME.",
     )
 
 
@@ -133,7 +133,9 @@ def _completed(options: RowOptions, weight: LazyTensor) -> RowOptions:
     if len(weight.shape) != 2 or not 0 < weight.shape[1] <= MOST_ITEMS:
         raise UnsupportedError(f"The weight has the shape {list(weight.shape)}; expected [rows, D].")
     if options.embedding_dim not in (None, weight.shape[1]):
-        raise UsageError(f"The weight has rows of {weight.shape[1]}, but --embedding-dim says {options.embedding_dim}.")
+        raise UsageError(
+            f"The weight has rows of {weight.shape[1]} items, but --embedding-dim is {options.embedding_dim}."
+        )
     return options.replaced(embedding_dim=weight.shape[1])
 
 
@@ -144,8 +146,8 @@ def _check_agrees(layout: RowLayout, options: RowOptions, where: str) -> None:
         recorded = layout.optimizer if is_method else getattr(layout, key)
         if value is not None and recorded != (optimizer_named(value) if is_method else value):
             raise UsageError(
-                f"{where} records {layout.describe()}, but the options ask for something else: {value}.",
-                f"Leave out --{key.replace('_', '-')}.",
+                f"{where} records {layout.describe()}, but the options specify {value}.",
+                f"Omit --{key.replace('_', '-')}.",
             )
 
 
@@ -164,9 +166,9 @@ def _fitted(tensor: LazyTensor, field: Field, layout: RowLayout, rows: int, wher
     viewed = tensor.dtype.name == layout.weight_dtype and tensor.nbytes == rows * field.nbytes
     if not (as_is or (viewed and field.offset >= layout.weight.stop)):
         raise UsageError(
-            f"{where}: {field.name} is {list(tensor.shape)} of {tensor.dtype}, but rows of this layout take {shape} of "
-            f"{field.dtype}.",
-            "It is never cast: give its dtype, or convert it first.",
+            f"{where}: {field.name} is {list(tensor.shape)} of {tensor.dtype}, but rows of this layout require {shape} "
+            f"of {field.dtype}.",
+            "Parts are never cast: specify the dtype, or convert the tensor first.",
         )
     return tensor
 

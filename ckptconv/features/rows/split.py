@@ -74,7 +74,7 @@ def split(
     target = resolve_output(normalize(output), chosen)
     if target.kind == "torch":
         raise UsageError(
-            f"{target.path}: rows split writes safetensors.",
+            f"{target.path} is not a name for safetensors, which rows split writes.",
             "Give a name that ends in .safetensors, or a directory.",
         )
     chosen = chosen.replaced(spool_dir=chosen.spool_dir or nearest_directory(target.path))
@@ -119,7 +119,7 @@ class _NotZeroError(CorruptError):
 
 def _check_zero(data: memoryview) -> None:
     if not is_zero(data):
-        raise _NotZeroError(f"{PAD} is not zero, but was to be left out.")
+        raise _NotZeroError(f"{PAD} is not zero, so it cannot be omitted.")
 
 
 def _has_padding(table: RowTable, layout: RowLayout, options: Options) -> bool:

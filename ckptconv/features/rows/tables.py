@@ -82,11 +82,11 @@ def notes(content: RowsContents) -> Iterator[str]:
         layout = likeliest(tensor.shape[1], tensor.dtype.name)
         if layout is not None:
             yield (
-                f"{name} may have whole rows, of {layout.row_bytes} bytes: ckptconv rows split {layout.describe()} "
-                f"--tensor {name} {content.path} OUTPUT, if it holds such rows"
+                f"{name} may have whole rows of {layout.row_bytes} bytes. If it does: ckptconv rows split "
+                f"{layout.describe()} --tensor {name} {content.path} OUTPUT"
             )
     for name, cls in content.handles.items():
-        yield f"{name} is a {cls.rpartition('.')[2]}, a handle of a database: this file does not contain its rows"
+        yield f"{name} is a {cls.rpartition('.')[2]}, a handle of a database: this file does not contain the rows"
     if METADATA_KEY in content.metadata:
         yield f"a table of whole rows that was split: ckptconv rows pack {content.path} OUTPUT"
 
@@ -116,19 +116,19 @@ def _only(content: RowsContents) -> str:
         raise _handle(content, next(iter(content.handles)))
     tables = tables or [name for name in rows if content.tensors[name].dtype.name in WEIGHT_DTYPES]
     if not tables:
-        raise UsageError(f"{content.path} holds no table (no tensor with two dimensions).")
+        raise UsageError(f"{content.path} contains no table (no tensor with two dimensions).")
     if len(tables) > 1:
         raise UsageError(
-            f"{content.path} holds {len(tables)} tables: {_listed(tables)}.",
-            "Choose with --tensor, once for each shard of the table.",
+            f"{content.path} contains {len(tables)} tables: {_listed(tables)}.",
+            "Select the table with --tensor, once for each of its shards.",
         )
     return tables[0]
 
 
 def _handle(content: RowsContents, name: str) -> UnsupportedError:
     return UnsupportedError(
-        f"{content.path}: {name!r} is a {content.handles[name]}: a handle of the database that held the table during "
-        "training. This file does not contain its rows.",
+        f"{content.path}: {name!r} is a {content.handles[name]}: a handle of the database that stored the table during "
+        "training. This file does not contain the rows.",
         "Save the table with its rows: read the tensors of its state dict from the handle.",
     )
 
@@ -142,8 +142,8 @@ def join(tables: Sequence[RowTable], where: str) -> RowTable:
             )
         if tensor.dtype.name not in WEIGHT_DTYPES:
             raise UnsupportedError(
-                f"{where}: {name!r} is of {tensor.dtype}, but whole rows are float32 or float16.",
-                "Choose another tensor: --tensor.",
+                f"{where}: {name!r} is {tensor.dtype}, but whole rows are float32 or float16.",
+                "Select another tensor with --tensor.",
             )
     first = tables[0]
     if len(tables) == 1:
@@ -152,9 +152,9 @@ def join(tables: Sequence[RowTable], where: str) -> RowTable:
         if (table.tensor.dtype, table.tensor.shape[1]) != (first.tensor.dtype, first.tensor.shape[1]):
             raise UnsupportedError(
                 f"{where}: the shards of a table must have rows of the same width, but {first.name!r} has "
-                f"{first.tensor.shape[1]} items of {first.tensor.dtype}, {table.name!r} {table.tensor.shape[1]} of "
-                f"{table.tensor.dtype}.",
-                "Split tables of different widths one by one.",
+                f"{first.tensor.shape[1]} items of {first.tensor.dtype}, and {table.name!r} has "
+                f"{table.tensor.shape[1]} of {table.tensor.dtype}.",
+                "Split tables of different widths separately.",
             )
     beside: dict[str, LazyTensor] = {
         kind: Concat(tuple(table.beside[kind] for table in tables))

@@ -70,8 +70,8 @@ def _compare(pairs: Iterator[Equal], output: Output, options: Options, progress:
                 )
                 if before.nbytes != after.nbytes or next(read) != next(read):
                     raise DifferenceError(
-                        f"{output.target.path} differs from the table: {name!r} differs in bytes {start} to {stop}. It "
-                        "was not published.",
+                        f"{output.target.path} differs from the table: {name!r} differs in bytes {start} to {stop}. "
+                        "The output was not published.",
                         "Run the command again; if it differs again, the disk or the memory is damaged.",
                         what="value",
                         tensor=name,

@@ -61,7 +61,9 @@ def divided(steps: Sequence[Step]) -> tuple[list[Step], list[Beside]]:
                 step.name,
             ),
         )
-        beside += [Beside(step, f"{first.name} has its number too", first.name) for step in group if step is not first]
+        beside += [
+            Beside(step, f"{first.name} has the same step number", first.name) for step in group if step is not first
+        ]
     names = {other.step.name for other in beside}
     return [step for step in steps if step.name not in names], beside
 

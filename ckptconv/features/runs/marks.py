@@ -53,7 +53,7 @@ def _last_named(run: Run) -> tuple[str, Step] | None:
 def _against(step: Step, names: set[str], usual: Sequence[str], last: tuple[str, Step] | None) -> Iterator[str]:
     """Yield the reasons to believe that a step was not finished."""
     if step.is_named_unfinished:
-        yield "its name is that of a step that is being written"
+        yield "its name marks an unfinished step"
     if not step.is_made_here:
         missed = [marker for marker in usual if marker not in names]
         if missed:
@@ -62,4 +62,4 @@ def _against(step: Step, names: set[str], usual: Sequence[str], last: tuple[str,
         if unfinished:
             yield unfinished
     if last and step.number is not None and last[1].number is not None and step.number > last[1].number:
-        yield f"{last[0]} names {last[1].name}, and no later step"
+        yield f"{last[0]} refers to {last[1].name}, an earlier step"

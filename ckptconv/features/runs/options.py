@@ -10,11 +10,12 @@ from ckptconv.options.table import COMMAND
 class _Reading:
     check = Option(
         FLAG,
-        "Read all data, and compare it with the digests and checksums that whoever wrote it has left.",
+        "Read all data, and compare it with the recorded digests and checksums.",
         common=True,
     )
     stats = COMMAND["stats"].explained(
-        "Read all values: how many are NaN or infinite, and the norm of the weights. A step with NaN is not good."
+        "Read all values to count NaN and infinite ones, and to compute the norm of the weights. A step with NaN is "
+        "not good."
     )
 
 

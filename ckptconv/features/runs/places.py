@@ -23,8 +23,8 @@ def check_directory(place: Location) -> None:
         raise MissingError(f"{place} does not exist.", nearby(place))
     if place.kind != "directory":
         raise UsageError(
-            f"{place} is {place.entry.described}, where the directory of a run was expected.",
-            f"Give that of its run: {quoted(place.parent.path or '.')}.",
+            f"{place} is {place.entry.described}, but the directory of a run was expected.",
+            f"Specify the run directory: {quoted(place.parent.path or '.')}.",
         )
 
 

@@ -95,7 +95,7 @@ def _stated(step: Step, sources: Sequence[Source]) -> Iterator[_Stated]:
         directory = step.home.join(*above.split("/"))
         manifest = Directory(directory).manifest
         if manifest is None:
-            raise damaged(f"{directory.join(name)} is not valid, or of another release.")
+            raise damaged(f"{directory.join(name)} is not valid, or was written by another release.")
         for file, entry in manifest["files"].items():
             if "digests" in entry:
                 yield _Stated(directory.join(file), manifest["digest"], entry["digests"]["file"], name)
@@ -104,13 +104,13 @@ def _stated(step: Step, sources: Sequence[Source]) -> Iterator[_Stated]:
 def _check(stated: _Stated) -> None:
     """Raise CorruptError for a file whose digest is another one."""
     if stated.file.kind != "file":
-        raise damaged(f"{stated.by} names {stated.file}, which is not there.")
+        raise damaged(f"{stated.by} lists {stated.file}, which does not exist.")
     with stated.file.open_reader() as reader:
         digest = digest_of(reader, stated.algorithm)
     if digest != stated.digest:
         raise damaged(
-            f"{stated.file} has changed since it was written: its {stated.algorithm} is {digest}, and {stated.by} "
-            f"states {stated.digest}."
+            f"{stated.file} has changed since it was written: its {stated.algorithm} is {digest}, but {stated.by} "
+            f"records {stated.digest}."
         )
 
 

@@ -74,8 +74,8 @@ class Run(NamedTuple):
         beside = [] if is_remote(path) else [import_module(module).warnings(path) for module in TELLING]
         above = () if is_remote(path) else _steps_around(self.place)
         return [
-            *(f"{path} is a step itself: {self.place.parent.path or '.'} has {len(above)} steps." for _ in above[1:2]),
-            *(f"{name} names a step that is not there." for name, step in self.naming.items() if not step),
+            *(f"{path} is itself a step: {self.place.parent.path or '.'} has {len(above)} steps." for _ in above[1:2]),
+            *(f"{name} refers to a step that does not exist." for name, step in self.naming.items() if not step),
             *(sentence for sentences in beside for sentence in sentences),
         ]
 
@@ -83,7 +83,7 @@ class Run(NamedTuple):
 def _steps_around(place: Location) -> Sequence[Step]:
     """Return the steps of the run in which the directory of a run is a step itself; none if it is in no run."""
     try:
-        steps = run_at(place.parent).steps if is_of_step(place.name) else ()
+        steps = run_at(place.parent).steps if is_of_step(place.name) or place.name.isdecimal() else ()
     except StoppedError:
         raise
     except CkptconvError:
@@ -98,7 +98,7 @@ def run_at(place: Location) -> Run:
         check_directory(place.parent)
         run = _run_in(place.parent, place.name)
         if not run.steps:
-            raise UsageError(f"{place.parent} has no step whose name is like {place.name}.")
+            raise UsageError(f"{place.parent} contains no step whose name matches {place.name}.")
         return run._replace(is_named=True)
     check_directory(place)
     run = _run_in(place)
@@ -106,18 +106,22 @@ def run_at(place: Location) -> Run:
         return _of_one(run)
     several = [name for name in _directories_in(place) if _is_run(place, name)]
     if len(several) > 1:
-        raise UsageError(f"{place} has the steps of several runs: {some(several, form=str)}.", "Name one of them.")
+        raise UsageError(
+            f"{place} contains the steps of several runs: {some(several, form=str)}.", "Specify one of them."
+        )
     in_folders = (_run_in(inside(place, name)) for name in _FOLDERS if name in _directories_in(place))
     run = next((run for run in in_folders if run.steps), run)
     if run.steps:
         return _of_one(run)
     around = _steps_around(place)
     of_steps = inside(place, several[0]) if several else place.parent.path or "." if around else ""
-    advice = f"Name the directory that the steps are in{of_steps and f': {of_steps}'}."
+    advice = f"Specify the directory that contains the steps{of_steps and f': {of_steps}'}."
     if _is_checkpoint(place):
         called = "one step of a run" if around or is_of_step(place.name) else "a checkpoint"
-        raise UsageError(f"{place} is {called}, where the directory of a run was expected.", advice)
-    raise UsageError(f"{place} has no steps: no directory or file in it has the number of a step in its name.", advice)
+        raise UsageError(f"{place} is {called}, but the directory of a run was expected.", advice)
+    raise UsageError(
+        f"{place} contains no steps: none of its directories or files has a step number in its name.", advice
+    )
 
 
 def _of_one(run: Run) -> Run:
@@ -130,8 +134,8 @@ def _of_one(run: Run) -> Run:
     if is_one:
         return run
     raise UsageError(
-        f"{run.place} has the steps of several runs: {some(every, form=str)}.",
-        f"Name one of them, in quotes: '{run.place.join(every[0])}'.",
+        f"{run.place} contains the steps of several runs: {some(every, form=str)}.",
+        f"Specify one of them, in quotes: '{run.place.join(every[0])}'.",
     )
 
 
@@ -232,7 +236,7 @@ class _Contents:
             else:
                 self.files[inner] = entry
             if len(self.files) > _MOST:
-                raise LimitError(f"{place} has more than {_MOST:,} files.")
+                raise LimitError(f"{place} contains more than {_MOST:,} files.")
 
 
 # ------------------------------------------------------------------------------------------------------ steps: files

@@ -28,7 +28,7 @@ def torn_file(step: Step, in_full: bool) -> str:
     is_near = not is_remote(step.home.path)
     for path, entry in step.files.items():
         if entry.kind == "missing":
-            return f"{path} is not there any more"
+            return f"{path} no longer exists"
         name, size = path.rpartition("/")[2], entry.file.size
         if entry.kind != "file" or not (name.endswith(_LOOKED_AT) or name in EXTENTS):
             continue
@@ -53,9 +53,9 @@ def _torn(place: Location, name: str, size: int) -> str:
                 tail = reader.read_at(max(size - most, 0), min(size, most))
                 if ends_there(tail, find_end(tail)):
                     return ""
-            return "is a zip archive without its end"
+            return "is a zip archive without an end record"
         if name in EXTENTS or (head[:1] == b"\x80" and not name.endswith(TORCH)):
-            return "" if reader.read_at(size - 1, 1) == b"." else "is a pickle without its end"
+            return "" if reader.read_at(size - 1, 1) == b"." else "is a pickle without a STOP instruction"
         return "" if head.strip(b"\0") else "begins with zeros only"
 
 
@@ -65,5 +65,5 @@ def _torn_json(data: bytes) -> str:
     except RecursionError:
         return ""
     except ValueError:
-        return "is no JSON to its end"
+        return "is not valid JSON"
     return ""

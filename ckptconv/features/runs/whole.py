@@ -133,7 +133,7 @@ def opened(known: Judged, inert: bool) -> Judged:
     if step.unlisted:
         return known._replace(why=step.unlisted)
     if not step.files:
-        return known._replace(whole=False, why="it has no files")
+        return known._replace(whole=False, why="it contains no files")
     try:
         torn = torn_file(step, in_full=True)
         return known._replace(whole=False, why=torn) if torn else _measured(known, inert)
@@ -272,7 +272,7 @@ def _lost(source: Source) -> str:
         if isinstance(error, CorruptError):
             return error.message
     if source.unaccounted:
-        return f"the data of {some(source.unaccounted)} is nowhere in it"
+        return f"the data of {some(source.unaccounted)} is missing"
     return ""
 
 

@@ -71,7 +71,8 @@ def save_state_dict(
     """
     if isinstance(state, (str, os.PathLike)):
         raise UsageError(
-            f"{brief(os.fspath(state))} is no state dict.", "ckptconv.convert(INPUT, OUTPUT) converts a checkpoint."
+            f"{brief(os.fspath(state))} is not a state dict.",
+            "Use ckptconv.convert(INPUT, OUTPUT) to convert a checkpoint.",
         )
     if normalize(path).endswith(TORCH_SUFFIXES):
         raise UsageError(
@@ -101,7 +102,7 @@ def _checked(metadata: Mapping[Any, Any] | None, names: Collection[str]) -> dict
         raise UsageError(f"metadata {brief(metadata)} is not a mapping.")
     for key, value in (metadata or {}).items():
         if not isinstance(key, str) or not isinstance(value, str):
-            raise UsageError(f"metadata {key!r}: {value!r}: safetensors metadata must map text to text.")
+            raise UsageError(f"metadata {key!r}: {value!r}: safetensors metadata must map strings to strings.")
         # Every program says that its tensors are torch's, which they are.
         is_ours = key in RESERVED and (key, value) not in METADATA.items()
         if is_ours or value in names:
@@ -172,7 +173,7 @@ class _Memory:
         """Return a lazy tensor of the elements of a numpy array."""
         dtype = DTYPES.get(array.dtype.name)
         if dtype is None:
-            raise UsageError(f"An array of numpy's {array.dtype} cannot be stored as a tensor.")
+            raise UsageError(f"A numpy array with the dtype {array.dtype} cannot be stored as a tensor.")
         array = array.astype(array.dtype.newbyteorder("<"), order="C", copy=False)
         name = f"{self._token}/{len(self._arrays)}"
         file = self._arrays.get(id(array))

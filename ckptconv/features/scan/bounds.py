@@ -113,7 +113,7 @@ def has_long(reader: Reader) -> bool:
         return False
     pickles = Pickles(reader, 0, reader.file.size, LIMITS, longest=LONGEST)
     try:
-        for part in ("the magic number", "the version", "the facts about the machine", "the object"):
+        for part in ("the magic number", "the machine description", "the facts about the machine", "the object"):
             pickles.load(part)
     except LongError:
         return True
@@ -136,7 +136,9 @@ def members_of(reader: Reader) -> Iterator[tuple[str, int, int]]:
                 # Otherwise tarfile keeps all members.
                 archive.members = []  # type: ignore[attr-defined]
                 if len(archive.pax_headers) > _FOR_ALL:
-                    raise LimitError(f"{reader.file.path} has more than {_FOR_ALL} values for all of its members.")
+                    raise LimitError(
+                        f"{reader.file.path} has more than {_FOR_ALL} header values that apply to all members."
+                    )
                 _check_inside(member, reader.file.path)
                 if member.isreg():
                     yield member.name, member.offset_data, -1 if member.issparse() else member.size
@@ -149,7 +151,9 @@ def _check_inside(member: tarfile.TarInfo, path: str) -> None:
     aim = posixpath.join(posixpath.dirname(member.name), member.linkname) if member.issym() else member.linkname
     why = leads_out(posixpath.normpath(member.name)) or (aim and leads_out(posixpath.normpath(aim)))
     if why and (member.isreg() or member.islnk() or member.issym()):
-        raise UnsafeError(f"{path} has the member {brief(member.name)}, which is outside the archive: {why}.", "")
+        raise UnsafeError(
+            f"{path} contains the member {brief(member.name)}, whose path leads out of the archive: {why}.", ""
+        )
 
 
 def start_of_last(reader: Reader, end: int) -> int | None:

@@ -25,7 +25,8 @@ _NOTHING = "No file was scanned, so nothing was judged."
 OTHER_OPTIONS = {
     "-o --out --output --output-file --outfile --report": "Use --sarif FILE.",
     "--format --output-format --output-type": "Use --sarif FILE for SARIF, and --json for JSON.",
-    "--weights-only": "scan loads nothing, and judges what any loader would run; --fail-on says which verdicts fail.",
+    "--weights-only": "scan loads no file, and judges what any loader would run. To choose the verdicts that fail, use "
+    "--fail-on.",
 }
 OTHER_WORDS = {"scan": ("audit", "safe", "security", "picklescan", "fickling", "modelscan")}
 
@@ -34,7 +35,7 @@ OTHER_WORDS = {"scan": ("audit", "safe", "security", "picklescan", "fickling", "
 def scan(
     paths: Annotated[
         list[str],
-        typer.Argument(metavar="PATH...", show_default=False, help="Files, directories and URLs, of any format."),
+        typer.Argument(metavar="PATH...", show_default=False, help="Files, directories and URLs, in any format."),
     ],
     allow_suspicious: Annotated[bool, typer.Option("--allow-suspicious", hidden=True)] = False,
     *,
@@ -60,7 +61,7 @@ def scan(
 
     # Before --fail-on existed, the option was --allow-suspicious.
     if allow_suspicious and fail_on not in ("", ATTACK):
-        raise UsageError(f"--allow-suspicious means --fail-on attack, and contradicts --fail-on {fail_on}.")
+        raise UsageError(f"--allow-suspicious means --fail-on attack, which contradicts --fail-on {fail_on}.")
     level = fail_on or (ATTACK if allow_suspicious else COMMAND["fail_on"].default)
     output = output_of("scan", options)
     if sarif:
@@ -86,7 +87,9 @@ def scan(
         output.tell(_lines(report, output.verbose))
     if report.links:
         links = count_of(report.links, "symbolic link")
-        output.warn(f"{links} to directories, or to nothing, not followed: name their targets to scan them.")
+        output.warn(
+            f"{links} to directories or missing targets, not followed. To scan their targets, specify the target paths."
+        )
     if not report.files and not error:
         output.warn(_NOTHING)
     if error:
@@ -150,5 +153,6 @@ def _error(report: ScanReport, fail_on: str) -> CkptconvError | None:
     )
     # A file that cannot be judged may also have a finding that counts.
     return (UnsafeError if failing else CorruptError)(
-        f"Of {count_of(len(report.files), 'file')}, {summary}.", "Do not load the attacks." if counted[ATTACK] else ""
+        f"Of {count_of(len(report.files), 'file')}, {summary}.",
+        "Do not load the files that are attacks." if counted[ATTACK] else "",
     )

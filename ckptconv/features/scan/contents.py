@@ -87,7 +87,7 @@ _LEFT = 1_000
 _NAMED = 10
 # Bytes of a possible pickle that are read at first.
 _HELD_FIRST = 1 << 16
-_MANY = f"{{}} holds a sequence of more than {_PICKLES} pickles."
+_MANY = f"{{}} contains a sequence of more than {_PICKLES} pickles."
 
 
 @dataclass
@@ -139,11 +139,11 @@ class ScannedContents:
     def look(self, reader: Reader, depth: int = 0) -> str:
         """Judge a file of any kind, and return its kind in words; "" if nothing in it could run."""
         if depth > _DEPTH:
-            self.add("excessive", f"{reader.file.path} is inside more than {_DEPTH} other archives.")
+            self.add("excessive", f"{reader.file.path} is nested in more than {_DEPTH} other archives.")
             return ""
         self.room.open(reader.file.size)
         if not self.room.spend():
-            self.add("excessive", "It has more nested files than the limit.")
+            self.add("excessive", "The file contains more nested files than the limit.")
             return ""
         head = reader.read_at(0, min(HEAD, reader.file.size))
         if depth and reader.file.path.endswith(f"{ENTRIES})") and self.archives(reader):
@@ -238,7 +238,7 @@ class ScannedContents:
     def _dropped(self, readings: Readings, depth: int) -> None:
         """Judge bytes that pickles loaded without keeping the result."""
         for data in readings.dropped():
-            self._held(InMemory(data, "bytes that a pickle loads and drops"), depth, True)
+            self._held(InMemory(data, "bytes that a pickle loads and discards"), depth, True)
 
     def _following(self, reader: Reader, at: int, depth: int) -> None:
         """Judge the bytes after a pickle: a program that reads one pickle after another takes them for one."""
@@ -293,12 +293,12 @@ class ScannedContents:
             if direct:
                 action = f"calls {some(direct, _NAMED, brief)}"
             elif called:
-                action = f"names {some(suspects, _NAMED, brief)} and calls {some(called, _NAMED, brief)}"
+                action = f"refers to {some(suspects, _NAMED, brief)} and calls {some(called, _NAMED, brief)}"
             else:
-                action = f"names {some(suspects, _NAMED, brief)}, and is broken"
+                action = f"refers to {some(suspects, _NAMED, brief)}, and is broken"
             self.add("dangerous-call", f"{where} {action}.")
         elif suspects:
-            self.add("dangerous-name", f"{where} names {some(suspects, _NAMED, brief)}, but calls nothing.")
+            self.add("dangerous-name", f"{where} refers to {some(suspects, _NAMED, brief)}, but calls nothing.")
         code = [name for name in called if carries_code(name)]
         if code:
             self.add(
@@ -307,7 +307,7 @@ class ScannedContents:
             )
         unusual = [name for name in called if is_unusual(name) and name not in suspects]
         if unusual:
-            self.add("unusual-call", f"{where} calls {some(unusual, _NAMED, brief)}, which no known checkpoint does.")
+            self.add("unusual-call", f"{where} calls {some(unusual, _NAMED, brief)}, which no known checkpoint calls.")
         # With bytes from the pickle, the call is a known one.
         computed = [name for name in reading.unknown_calls if name in LOADERS]
         if computed:
@@ -319,7 +319,9 @@ class ScannedContents:
             self.add("unknown-call", f"{where} calls {some(words, _NAMED, str)}, which is not on the reviewed list.")
         names = [name for name in reading.unknown if name not in reported and brief(name, 200) not in words]
         if names and not (reading.broken and not (called or words)):
-            self.add("unknown-name", f"{where} names {some(names, _NAMED, brief)}, which is not on the reviewed list.")
+            self.add(
+                "unknown-name", f"{where} refers to {some(names, _NAMED, brief)}, which is not on the reviewed list."
+            )
         self._need(brief(name, 200) for name in called if is_needed(name))
         if not reading.broken:
             for data, is_loaded in all_bytes(reading.value):
@@ -338,7 +340,7 @@ class ScannedContents:
             return
         self._take(inner)
         if not (kind or inner.findings):
-            self.add("not-opened", f"{reader.file.path} are bytes that a pickle loads, in an unknown format.")
+            self.add("not-opened", f"{reader.file.path} is data that a pickle loads, in an unknown format.")
 
     def _pickles(self, reader: Reader, depth: int) -> str:
         """Read pickles one after another, up to the end or to other bytes."""
@@ -411,7 +413,7 @@ class ScannedContents:
             key = data.position if isinstance(data, Passed) else data
             if function is None and _is_file(head):
                 if len(left) >= _LEFT:
-                    raise ExcessiveError(f"holds more than {_LEFT} files")
+                    raise ExcessiveError(f"contains more than {_LEFT} files")
                 left[key] = data
             elif function is not None and str(function) in LOADERS:
                 left.pop(key, None)
@@ -423,9 +425,9 @@ class ScannedContents:
         def placed(name: str | None) -> None:
             why = leads_out(name) if name is not None else ""
             if why:
-                inner.add("path-outside", f"{where} names {brief(name)}, which is outside its directory: {why}.")
+                inner.add("path-outside", f"{where} refers to {brief(name)}, which is outside its directory: {why}.")
             elif name is None:
-                inner.add("reads-elsewhere", f"{where} names files with texts that are too long.")
+                inner.add("reads-elsewhere", f"{where} refers to files by paths that are too long.")
 
         try:
             return survey(read_at, reader.file.size - start, words, where=where, limits=LIMITS, met=met, placed=placed)
@@ -476,10 +478,10 @@ class ScannedContents:
                 self._take(inner)
         elif listing.members < zip_entries.count(reader):
             # Other programs may read the members that are not judged here.
-            self.add("two-readings", f"{reader.file.path} has a directory that is only partly readable.")
+            self.add("two-readings", f"{reader.file.path} is an archive whose directory is only partly readable.")
         # A package's members are code and pickles in directories of their own.
         if listing.is_package:
-            self.add("carries-code", f"{reader.file.path} is a package of torch.package: importing it runs its code.")
+            self.add("carries-code", f"{reader.file.path} is a torch.package archive: importing it runs its code.")
         known = False
         for entry in zip_entries.entries(reader):
             if self.room.stored < 0:
@@ -571,14 +573,12 @@ class ScannedContents:
         from ckptconv.features.scan.programs import programs_in  # few files have programs
 
         if len(code) > _INFLATED:
-            self.add("not-opened", f"{path} is a program of more than {_INFLATED >> 20} MiB.")
+            self.add("not-opened", f"{path} is a program larger than {_INFLATED >> 20} MiB.")
         programs = programs_in(code)
         if programs.files:
             self.add("carries-code", f"{path} is a program that reads or writes files: {some(programs.files, 3, str)}.")
         if programs.unknown:
-            self.add(
-                "unknown-call", f"{path} calls the operators {some(programs.unknown, 3, str)}, which are not known."
-            )
+            self.add("unknown-call", f"{path} calls unknown operators: {some(programs.unknown, 3, str)}.")
 
     def _texts(self, name: bytes, path: str, content: Callable[[], bytes], depth: int) -> None:
         """Judge the texts that programs evaluate, or load, in a member that is JSON."""
@@ -591,7 +591,7 @@ class ScannedContents:
         if data.lstrip(b" \t\r\n\0\xef\xbb\xbf\xfe\xff")[:1] not in (b"{", b"["):
             return
         if len(data) > _INFLATED:
-            self.add("not-opened", f"{path} is a description of more than {_INFLATED >> 20} MiB.")
+            self.add("not-opened", f"{path} is a description larger than {_INFLATED >> 20} MiB.")
             return
         texts = texts_in(data)
         if texts is None:
@@ -643,7 +643,7 @@ class ScannedContents:
         fixed = reader.read_at(0, min(12, reader.file.size))
         begin, length = place_of_header(fixed)
         if len(fixed) < 12 or begin + length > min(reader.file.size, SCANNED):
-            self.add("unreadable", f"{reader.file.path} is an array of numpy whose header is cut short.")
+            self.add("unreadable", f"{reader.file.path} is a numpy array with a truncated header.")
             return "array"
         if not is_plain(reader.read_at(begin, length)):
             start = begin + length

@@ -47,7 +47,9 @@ class Arrays:
             name = state.get("filename")
             why = leads_out(name) if type(name) is str else "it is not text"
             if why:
-                raise UnsafeError(f"A joblib pickle reads an array from {brief(name)}, next to it: {why}.", "")
+                raise UnsafeError(
+                    f"A joblib pickle reads an array from {brief(name)}, in the same directory: {why}.", ""
+                )
         if wrapper.cls != _WRAPPER or not state:
             return None
         at = self._start + position
@@ -57,7 +59,7 @@ class Arrays:
         try:
             size, has_objects = numpy_elements.element(state.get("dtype"))
         except ValueError as reason:
-            raise MalformedError(f"has an array of joblib with {reason}") from None
+            raise MalformedError(f"has a joblib array with {reason}") from None
         if has_objects:
             end = self._objects(at)
         else:
@@ -65,10 +67,10 @@ class Arrays:
                 at += 1 + self._reader.read_at(at, 1)[0]
             shape = state.get("shape")
             if type(shape) is not tuple or any(type(count) is not int or count < 0 for count in shape):
-                raise MalformedError("has an array of joblib without a shape")
+                raise MalformedError("has a joblib array without a shape")
             end = at + math.prod(shape) * size
         if end > self._reader.file.size:
-            raise MalformedError("has an array of joblib that goes beyond the end of the file")
+            raise MalformedError("has a joblib array that extends beyond the end of the file")
         self.skipped += 1
         return end - self._start, self._reader.read_at(end, min(self._window, self._reader.file.size - end))
 

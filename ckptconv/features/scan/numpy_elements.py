@@ -40,12 +40,12 @@ def element(dtype: Any, depth: int = 0) -> Element:
     is_one = type(dtype) is Opaque and dtype.cls == DTYPE and type(dtype.args) is tuple and bool(dtype.args)
     # One that has no state yet may get any.
     if not is_one or depth > _DEPTH or len(dtype.state) != 1:
-        raise ValueError("not a dtype of numpy")
+        raise ValueError("not a numpy dtype")
     code = dtype.args[0]
     if type(code) is str:
         named = _CODE.fullmatch(code)
         if named is None:
-            raise ValueError("a dtype that numpy does not have")
+            raise ValueError("a dtype that numpy does not support")
         kind, digits = named.groups()
         size = int(digits or _ALONE.get(kind, 0)) * (4 if kind == "U" else 1)
         item = Element(size, kind == "O")
@@ -68,10 +68,10 @@ def element(dtype: Any, depth: int = 0) -> Element:
         part, shape = state[2] if type(state[2]) is tuple and len(state[2]) == 2 else (None, None)
         repeated = element(part, depth + 1)
         if type(shape) is not tuple or math.prod(shape) * repeated.size != item.size:
-            raise ValueError("a dtype of another size than its parts")
+            raise ValueError("a dtype whose size differs from that of its parts")
         inner.append((repeated, 0))
     # numpy takes flags from here: with wrong ones, it takes bytes of the pickle for pointers.
     has_objects = item.has_objects or any(field.has_objects for field, _ in inner)
     if type(state[7]) is not int or state[7] & _OF_OBJECTS != has_objects * _OF_OBJECTS:
-        raise ValueError("a dtype with other flags")
+        raise ValueError("a dtype with unexpected flags")
     return Element(item.size, has_objects)

@@ -20,8 +20,8 @@ class _Scanning:
     )
     fail_on = Option(
         choice("unknown", "call", "suspicious", "attack"),
-        "Exit with code 3 for this verdict or worse. From least to worst: unknown names and archives, calls of "
-        "unknown functions, suspicious contents, attacks.",
+        "Exit with code 3 for this verdict or worse. From least to most severe: unknown names and archives, calls "
+        "of unknown functions, suspicious contents, attacks.",
         default="call",
         metavar="unknown|call|suspicious|attack",
         common=True,

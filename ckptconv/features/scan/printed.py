@@ -11,19 +11,19 @@ from ckptconv.features.scan.report import RULES, VERDICTS, Finding, ScannedFile,
 COMMANDS = {
     "scan": (
         "Scans",
-        "The output of `scan --json`, whatever the verdicts are. Wrong usage prints an error object.",
+        "The output of `scan --json`, with any verdict. Wrong usage prints an error object instead.",
         ("scan",),
         ScanReport,
         "scanned",
         None,
-        "True if no finding counts: exactly with exit code 0.",
+        "True if no finding counts (exit code 0).",
         "The error for the worst verdict that counts, with the exit code of the process. Only if `ok` is false.",
     ),
 }
 _BY_VERDICT = (
     "are safe",
-    "load names that are not on the reviewed list",
-    "are not to be judged",
+    "refer to names that are not on the reviewed list",
+    "cannot be judged",
     "are suspicious",
     "are attacks",
 )

@@ -24,93 +24,97 @@ class ScanRule(NamedTuple):
 
 RULES: dict[str, ScanRule] = {
     "dangerous-call": ScanRule(
-        "Loading it runs programs or code",
+        "Loading the file runs programs or code",
         ATTACK,
-        "A pickle in the file calls a function that starts programs, runs code, or accesses files, the network or the "
-        "interpreter, and that no checkpoint needs to call. torch.load with weights_only=False, or pickle.load, runs "
+        "A pickle in the file calls a function that no checkpoint needs: one that starts programs, runs code, or "
+        "accesses files, the network or the interpreter. torch.load with weights_only=False, or pickle.load, runs "
         "it. Delete the file, and inform its sender. If you need its tensors, `ckptconv convert --inert` extracts "
         "them without running anything.",
     ),
     "path-outside": ScanRule(
-        "It names files outside its directory",
+        "The file refers to files outside its directory",
         ATTACK,
-        "An index, a description or a pointer of the checkpoint names a file that is not below its own directory. "
-        "Readers that follow the name read or overwrite other files. Delete it, and inform its sender.",
+        "An index, a description or a pointer of the checkpoint refers to a file that is not below its own "
+        "directory. Programs that follow the reference read or overwrite other files. Delete the checkpoint, and "
+        "inform its sender.",
     ),
     "carries-code": ScanRule(
-        "It carries code",
+        "The file contains code",
         SUSPICIOUS,
-        "The file holds code that runs when it is loaded or used: functions that were pickled by value, modules of "
-        "torch.fx, packages of torch.package, machine code, or TorchScript that reads or writes files. Only its "
-        "author knows the effect of the code. Load it only if you trust its source, or ask for the weights alone.",
+        "The file contains code that runs when the file is loaded or used: functions that were pickled by value, "
+        "modules of torch.fx, packages of torch.package, machine code, or TorchScript that reads or writes files. "
+        "Only its author knows the effect of the code. Load the file only if you trust its source, or ask the "
+        "source for the weights alone.",
     ),
     "unusual-call": ScanRule(
-        "It calls functions that checkpoints do not call",
+        "The file calls functions that checkpoints do not call",
         SUSPICIOUS,
-        "A pickle in the file calls a function of Python's standard library that is not known to be dangerous, and "
-        "that no known checkpoint calls. It may be a step of an attack that decodes, imports or hides something.",
+        "A pickle in the file calls a function of Python's standard library that is not known to be dangerous, but "
+        "that no known checkpoint calls. The call may be a step of an attack that decodes, imports or hides "
+        "something.",
     ),
     "dangerous-name": ScanRule(
-        "It names a dangerous function",
+        "The file refers to a dangerous function",
         SUSPICIOUS,
-        "A pickle in the file names a function that no checkpoint needs, but does not call it. Loading the file "
-        "imports its module, and code that uses the loaded object may call it.",
+        "A pickle in the file refers to a function that no checkpoint needs, but does not call it. Loading the file "
+        "imports the function's module, and code that uses the loaded object may call the function.",
     ),
     "hidden": ScanRule(
-        "Its data holds something that is dangerous to load",
+        "The file's data contains something that is dangerous to load",
         SUSPICIOUS,
-        "A value in the file is bytes that are themselves a pickle or an archive with something dangerous in it. "
-        "Loading the file keeps them as bytes; a program that then loads these bytes runs it.",
+        "A value in the file is bytes that form a pickle or an archive with dangerous contents. Loading the file "
+        "keeps them as bytes, but a program that then loads these bytes runs the contents.",
     ),
     "two-readings": ScanRule(
-        "It contradicts itself",
+        "The file contradicts itself",
         SUSPICIOUS,
-        "Two readers would read the file differently, or its description is impossible: members of the same name, "
+        "Two programs would read the file differently, or its description is impossible: members of the same name, "
         "data before or after an archive, tensors beyond their storage. No program writes such files. Attacks use "
-        "them to show a scanner something else than torch.load reads.",
+        "them to show a scanner other data than torch.load reads.",
     ),
     "excessive": ScanRule(
-        "It asks for too much",
+        "The file asks for too much memory or time",
         SUSPICIOUS,
-        "The file describes far more than a file of its size holds, so that reading it exhausts memory or time.",
+        "The file describes far more data than a file of its size can contain, so reading it exhausts memory or time.",
     ),
     "unknown-call": ScanRule(
-        "It calls a function that is not on the reviewed list",
+        "The file calls a function that is not on the reviewed list",
         UNKNOWN,
         "A pickle in the file calls a function that is not on the reviewed list, a known function with unusual "
-        "arguments, or the result of another call. Loading the file runs that code with arguments from the file. Read "
-        "the function before you load the file, or take the tensors alone: torch.load with weights_only=True, or "
-        "`ckptconv convert`.",
+        "arguments, or the result of another call. Loading the file runs that code with arguments from the file. "
+        "Review the function before you load the file, or load only the tensors: torch.load with weights_only=True, "
+        "or `ckptconv convert`.",
     ),
     "unknown-name": ScanRule(
-        "It names classes that are not on the reviewed list",
+        "The file refers to classes that are not on the reviewed list",
         UNKNOWN,
-        "A pickle in the file names classes or functions that are not on the reviewed list, or sets an unusual state. "
-        "Most often they belong to the program that wrote the file. Loading the file imports their modules and "
-        "creates their objects. Load it only if you know these classes, or take the tensors alone.",
+        "A pickle in the file refers to classes or functions that are not on the reviewed list, or sets an unusual "
+        "state. Most often these belong to the program that wrote the file. Loading the file imports their modules "
+        "and creates their objects. Load it only if you know these classes, or load only the tensors.",
     ),
     "not-opened": ScanRule(
-        "scan cannot open it",
+        "scan cannot open the file",
         UNKNOWN,
-        "The file is a model or an archive that scan does not open, such as HDF5, 7z or zstandard, or it exceeds a "
-        "limit, or no description mentions it. Unpack an archive, and scan its contents.",
+        "The file is a model or an archive that scan does not open, such as HDF5, 7z or zstandard, exceeds a limit, "
+        "or is not listed in any description. Unpack an archive, and scan its contents.",
     ),
     "reads-elsewhere": ScanRule(
-        "It reads from other places",
+        "The file reads from other places",
         UNKNOWN,
-        "A virtual checkpoint names directories or servers; reading it reads tensors from there. scan did not contact "
-        "them. Read the file only if you know them.",
+        "A virtual checkpoint refers to directories or servers, and reading the checkpoint reads tensors from "
+        "there. scan did not contact them. Read the file only if you know these places.",
     ),
     "repository-code": ScanRule(
-        "It names code of a repository",
+        "The file refers to code in a repository",
         UNKNOWN,
-        "A configuration next to the weights names Python files in auto_map. Loading the model with "
-        "trust_remote_code=True runs them, and scan judges no Python files. Read them before you load the model.",
+        "A configuration next to the weights lists Python files in auto_map. Loading the model with "
+        "trust_remote_code=True runs these files, and scan does not judge Python files. Review them before you load "
+        "the model.",
     ),
     "unreadable": ScanRule(
-        "It cannot be judged",
+        "The file cannot be judged",
         UNREADABLE,
-        "The file is encrypted, cut short, damaged, compressed with an unsupported method, or not readable. Its "
+        "The file is encrypted, cut short, damaged, compressed with an unsupported method, or not readable, so its "
         "contents are not known. Download it again, unpack it, or treat it as unsafe.",
     ),
 }

@@ -48,7 +48,7 @@ _INDEX = ".index.json"
 _LFS = b"version https://git-lfs"
 # The most files that are no checkpoints whose names are kept.
 _MOST_OTHERS = 10_000
-_TO_A_FILE = "Write it to a file, and scan that."
+_TO_A_FILE = "Write the data to a file, and scan that file."
 
 
 @checked(SCANNING)
@@ -76,19 +76,19 @@ def scan(
     stores = filled(SCANNING, options)["storage_options"]
     given_paths = listed(paths, "No path was given to scan.")
     if "-" in given_paths:
-        raise UsageError("scan reads no standard input.", _TO_A_FILE)
+        raise UsageError("scan does not read standard input.", _TO_A_FILE)
     started = time.monotonic()
     report = ScanReport("safe", [], {})
     places = [Location(pinned(path, dict(stores)), dict(stores)) for path in given_paths]
     missing = next((place for place in places if place.kind == "missing"), None)
     if missing:
         report_at = (
-            "ckptconv scan --sarif FILE PATH writes a report to FILE." if missing.name.endswith(".sarif") else ""
+            "To write a report to FILE, use ckptconv scan --sarif FILE PATH." if missing.name.endswith(".sarif") else ""
         )
         raise MissingError(f"{missing} does not exist.", report_at or nearby(missing))
     pipe = next((place for place in places if place.kind not in ("file", "directory")), None)
     if pipe:
-        raise UsageError(f"{pipe} is neither a file nor a directory, and scan reads no pipes or devices.", _TO_A_FILE)
+        raise UsageError(f"{pipe} is neither a file nor a directory. scan does not read pipes or devices.", _TO_A_FILE)
     seen: set[str] = set()
     indices: dict[str, set[str]] = {}
     with refusing_attacks():
@@ -135,7 +135,10 @@ def _files_in(place: Location, roots: Collection[str], report: ScanReport) -> It
                 report.links += 1
                 if entry.kind == "directory" and not _is_below(inside.path, roots):
                     contents = ScannedContents()
-                    contents.add("not-opened", f"{inside} is a link to a directory, which was not searched: name it.")
+                    contents.add(
+                        "not-opened",
+                        f"{inside} is a link to a directory, which was not searched. To scan it, specify its path.",
+                    )
                     yield _verdict(inside.path, "symbolic link", 0, contents)
             elif entry.kind in ("file", "directory"):
                 below.append(current.at(entry.file) if entry.kind == "file" else inside)
@@ -215,13 +218,13 @@ _OTHER_BEGINNINGS = {
 _OTHER_NAMES = {
     ".h5": "an HDF5 file",
     ".hdf5": "an HDF5 file",
-    ".keras": "a model of Keras",
-    ".mlmodel": "a model of Core ML",
-    ".onnx": "a model of ONNX",
-    ".pmml": "a model in PMML",
-    ".skops": "a model of skops",
-    ".tflite": "a model of TensorFlow Lite",
-    "saved_model.pb": "a model of TensorFlow",
+    ".keras": "a Keras model",
+    ".mlmodel": "a Core ML model",
+    ".onnx": "an ONNX model",
+    ".pmml": "a PMML model",
+    ".skops": "a skops model",
+    ".tflite": "a TensorFlow Lite model",
+    "saved_model.pb": "a TensorFlow model",
 }
 
 
@@ -244,7 +247,9 @@ def _safetensors(contents: ScannedContents, place: Location) -> str:
         source = open_source(place.path, family=SAFETENSORS, storage_options=place.options)
         suspects = [name for name in source.files.opaque if is_suspect(Global(*name.rpartition(".")[::2]))]
         if suspects:
-            contents.add("dangerous-name", f"{place} has a record of objects that names {some(suspects, 3, str)}.")
+            contents.add(
+                "dangerous-name", f"{place} contains a record of objects that refers to {some(suspects, 3, str)}."
+            )
 
     contents.read(action)
     return "safetensors"
@@ -307,7 +312,7 @@ def _described(contents: ScannedContents, place: Location, *, kind: str) -> str:
         if place.name not in source.inputs and place.entry.file.size:
             contents.add(
                 "not-opened",
-                f"{place} is not mentioned in any description in its directory, so its contents are not known.",
+                f"{place} is not listed in any description in its directory, so its contents are not known.",
             )
 
     if not contents.findings:

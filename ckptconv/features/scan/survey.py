@@ -291,7 +291,7 @@ class _Survey(Machine):
             raise ExcessiveError(f"has a frame of {frame} bytes")
         if have >= _INSTRUCTION:
             if _REFUSED.match(head):
-                raise MalformedError("has a line that Python does not read")
+                raise MalformedError("has a line that Python cannot read")
             raise ExcessiveError(f"has an instruction of more than {have} bytes")
         self._window(position, max(_WINDOW, 2 * have))
         return True
@@ -345,21 +345,21 @@ class _Survey(Machine):
     def find(self, module: Any, name: Any) -> Any:
         if module is DROPPED or name is DROPPED:
             if self.judge:
-                self.judge.unknown_calls["a name that is too far away"] = None
+                self.judge.unknown_calls["a name that is defined too far away"] = None
             return DROPPED
         return super().find(module, name)
 
     def _mention(self, key: tuple[str, str]) -> Global:
         self.named += sum(map(len, key))
         if len(self.globals) >= _NAMES or self.named > _NAMED:
-            raise ExcessiveError(f"names more than {len(self.globals)} classes")
+            raise ExcessiveError(f"refers to more than {len(self.globals)} classes")
         return super()._mention(key)
 
     def put(self, index: int, value: Any) -> None:
         if index > len(self.memo):
             value = self._small(value)
             if len(self.spill) >= _SPILLED:
-                raise ExcessiveError(f"has more than {_SPILLED} entries of its memo out of order")
+                raise ExcessiveError(f"has more than {_SPILLED} memo entries out of order")
         super().put(index, value)
 
     def call(self, function: Any, args: Any, how: str, kwargs: dict[str, Any] | None = None) -> Any:
@@ -391,7 +391,7 @@ class _Survey(Machine):
             return
         if target is _CONTAINER:
             if self.judge and not (type(state) is dict and all(map(is_name, state))):
-                self.judge.unknown_calls["an instruction that gives a container a state"] = None
+                self.judge.unknown_calls["an instruction that sets the state of a container"] = None
             return
         if type(target.cls) is Global and target.cls.name == _IN_FILES:
             name = state.get(_FILE) if type(state) is dict else None

@@ -35,7 +35,7 @@ def _constants(archive: TorchArchive, words: Vocabulary, storages: Storages, lim
         constants = load(pickle, words, where=where, limits=limits).value
     unused = [name for name, row in archive.storages(OF_CONSTANTS) if row not in inner.used and archive.sizes[row]]
     if unused:
-        raise unsupported(archive.file.path, f"only its program describes {some(unused, 1)}, not {CONSTANTS}")
+        raise unsupported(archive.file.path, f"its program describes {some(unused, 1)}, but {CONSTANTS} does not")
     return constants
 
 
@@ -43,7 +43,7 @@ def _script(archive: TorchArchive, loaded: Loaded, constants: Any, byteorder: st
     """Return the weights of a TorchScript archive whose data.pkl holds a module."""
     if archive.prefix + SCRIPT_DESCRIPTION in archive.rows:
         raise archive.corrupt(
-            f"it has both {PICKLE} and {SCRIPT_DESCRIPTION}, and releases of torch differ in which one they read"
+            f"it contains both {PICKLE} and {SCRIPT_DESCRIPTION}, and torch releases differ in which of them they read"
         )
     return _weights_file(
         archive, weights.weights(loaded.value, constants, archive.find, archive.file.path), loaded, byteorder

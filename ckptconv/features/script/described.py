@@ -108,16 +108,16 @@ def _tensor(definition: dict[str, Any], archive: Archive) -> Any:
     if quantized:
         kind = _QUANTIZED.get(kind or "")
     if kind is None:
-        raise RefusedError(f"has a tensor of type {brief(definition['dataType'])}, which is not known")
+        raise RefusedError(f"has a tensor of the unknown type {brief(definition['dataType'])}")
     # torch rejects a tensor without a device.
     _text(definition, "device")
     named = _text(_object(definition.get("data")), "key")
     key = named.removeprefix(SCRIPT_RECORDS)
     size, item = archive.size(key), _ITEM_SIZES.get(kind, 1)
     if key == named or size is None:
-        raise MalformedError(f"needs {brief(named)}, which the archive lacks")
+        raise MalformedError(f"refers to {brief(named)}, which the archive does not contain")
     if size % item:
-        raise MalformedError(f"has a tensor of {item} bytes an element in {brief(named)}, which has {size} bytes")
+        raise MalformedError(f"has a tensor with {item} bytes per element in {brief(named)}, which has {size} bytes")
     assert archive.words.persistent is not None
     storage = archive.words.persistent(("storage", Global("torch", f"{kind}Storage"), key, "cpu", size // item))
     shape, strides = (tuple(_whole(number) for number in _list(definition, name)) for name in ("dims", "strides"))
@@ -217,38 +217,38 @@ def _place(values: Sequence[Any], number: int, called: str) -> Any:
 def _object(value: Any) -> dict[str, Any]:
     """Check a message. Raises MalformedError for another type, and for protobuf's alternative field names (`a_b`)."""
     if type(value) is not dict:
-        raise MalformedError(f"has {brief(value)} where an object should be")
+        raise MalformedError(f"has {brief(value)}, but an object was expected")
     odd = next((name for name in value if "_" in name), None)
     if odd is not None:
-        raise MalformedError(f"has {brief(odd)}, which torch would write in another way")
+        raise MalformedError(f"has {brief(odd)}, which torch would write differently")
     return value
 
 
 def _list(message: dict[str, Any], name: str) -> list[Any]:
     value = message.get(name, [])
     if type(value) is not list:
-        raise MalformedError(f"has {brief(value)} for its {name}, which is not a list")
+        raise MalformedError(f"has {brief(value)} for its {name}, but a list was expected")
     return value
 
 
 def _text(message: dict[str, Any], name: str) -> str:
     value = message.get(name)
     if type(value) is not str or not value:
-        raise MalformedError(f"has {brief(value)} where the text of {name} should be")
+        raise MalformedError(f"has {brief(value)} for {name}, but text was expected")
     return value
 
 
 def _flag(message: dict[str, Any], name: str) -> bool:
     value = message.get(name, False)
     if type(value) is not bool:
-        raise MalformedError(f"has {brief(value)} for {name}, which is neither true nor false")
+        raise MalformedError(f"has {brief(value)} for {name}, but true or false was expected")
     return value
 
 
 def _number(message: dict[str, Any], name: str) -> float:
     value = message.get(name, 0)
     if type(value) not in (int, float) or abs(value) > sys.float_info.max:
-        raise MalformedError(f"has {brief(value)} where the number {name} should be")
+        raise MalformedError(f"has {brief(value)} for {name}, but a number was expected")
     return float(value)
 
 
@@ -261,5 +261,5 @@ def _whole(value: Any) -> int:
     if type(value) is str and _INTEGER.fullmatch(value):
         value = int(value)
     if type(value) is not int or not -1 << 63 <= value < 1 << 63:
-        raise MalformedError(f"has {brief(value)} where an integer of 64 bits should be")
+        raise MalformedError(f"has {brief(value)}, but a 64-bit integer was expected")
     return value

@@ -40,7 +40,7 @@ _SPARSE = "torch._utils", "_rebuild_sparse_tensor"
 _LAYOUTS = {1: "sparse_coo", 2: "sparse_csr"}
 # The name of their constants in programs.
 _CONSTANTS = "CONSTANTS"
-_ADVICE = "If you have the original model, save its state_dict() with torch.save, and convert that file."
+_ADVICE = "If you have the original model, save its state_dict() with torch.save, and convert the resulting file."
 
 
 class ScriptWeights(NamedTuple):
@@ -70,7 +70,7 @@ def weights(value: Any, constants: Any, read: Callable[[str], bytes | None], whe
     """
     modules = _Modules(read, where)
     if not modules.is_object(value):
-        raise modules.unsupported("it does not hold a module")
+        raise modules.unsupported("it does not contain a module")
     saved: OrderedDict[str, Any] = OrderedDict()
     others: dict[str, Any] = {}
     modules.collect(value, "", saved, others, [])
@@ -93,17 +93,17 @@ def finished(saved: OrderedDict[str, Any], attributes: dict[str, Any], where: st
             raise CorruptError(f"{where} has two attributes named {brief(name, 200)}.")
         tensors[name] = plain[name]
     if not tensors:
-        raise unsupported(where, "it holds no tensor")
+        raise unsupported(where, "it contains no tensors")
     return ScriptWeights(tensors, others)
 
 
 def told(others: list[str]) -> str:
     """Return the note about tensors that are neither parameters nor buffers."""
-    return f"{len(others)} attributes hold tensors other than parameters and buffers: {some(others, form=str)}."
+    return f"{len(others)} attributes contain tensors other than parameters and buffers: {some(others, form=str)}."
 
 
 def unsupported(where: str, reason: str) -> UnsupportedError:
-    return UnsupportedError(f"{where} is a TorchScript archive, and {reason}.", _ADVICE)
+    return UnsupportedError(f"{where} is a TorchScript archive that cannot be converted: {reason}.", _ADVICE)
 
 
 class _Modules:
@@ -191,7 +191,7 @@ class _Modules:
         if value is None:
             return
         if not is_tensor(value) or name in tensors:
-            raise self.unsupported(f"its parameter {name} is not a tensor, or exists twice")
+            raise self.unsupported(f"its parameter {name} is not a tensor, or occurs twice")
         tensors[name] = value
 
 

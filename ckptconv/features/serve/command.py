@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 OTHER_OPTIONS = {"-p": "Use --port N.", "--address --bind --listen": "Use --host ADDRESS."}
 Checkpoint = Annotated[
-    str, typer.Argument(metavar="SOURCE", show_default=False, help="A checkpoint of any format: a path or a URL.")
+    str, typer.Argument(metavar="SOURCE", show_default=False, help="A checkpoint in any format: a path or a URL.")
 ]
 
 
@@ -67,15 +67,16 @@ def serve(source: Checkpoint, *, host: str = "127.0.0.1", port: int = 0, **optio
             shown.tell([f"for ckptconv and curl: {server.url}/{whole}", f"for transformers: HF_ENDPOINT={server.url}"])
             if not server.is_local:
                 elsewhere = (
-                    f" On another machine, write a name or address of this one for {host}." * server.is_everywhere
+                    f" On another machine, replace {host} with a name or address of this machine."
+                    * server.is_everywhere
                 )
                 shown.note(f"Every machine that reaches {host} can read the files: there is no password.{elsewhere}")
             for note in files.notes:
                 shown.note(note)
             if CONFIG not in files:
                 shown.note(
-                    f"{CONFIG}, which from_pretrained needs, is not next to SOURCE. Use --like REF to take it from a "
-                    "model."
+                    f"{CONFIG}, which from_pretrained requires, is not next to SOURCE. To take it from a model, use "
+                    "--like REF."
                 )
         try:
             server.serve_forever()

@@ -198,7 +198,7 @@ class Handler(BaseHTTPRequestHandler):
             return False
         if not self.server.is_own_name(self.headers.get("Host")):
             self.close_connection = True
-            self._refuse(421, "The request names another host.")
+            self._refuse(421, "The request is for another host.")
             return False
         return True
 
@@ -343,7 +343,7 @@ class Handler(BaseHTTPRequestHandler):
     def _told(self, error: CkptconvError) -> str:
         """Print an error where the server runs, too. Return its text."""
         # The files that are served are those of the source as it was opened.
-        text = str(error).replace(WRITTEN, "Start the server again when no program writes to it.")
+        text = str(error).replace(WRITTEN, "Start the server again when no program is writing to the checkpoint.")
         self.server.warn(text)
         return text
 

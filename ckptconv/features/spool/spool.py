@@ -12,7 +12,7 @@ from ckptconv.storage.handles import Handle, resolved, unnamed
 from ckptconv.storage.writing import check_space
 from ckptconv.text import reason
 
-ELSEWHERE = "Give a directory with more space: --spool-dir."
+ELSEWHERE = "Specify a directory with more space: --spool-dir."
 
 
 def default_directory() -> str:
@@ -108,5 +108,5 @@ def _unnamed(directory: str) -> int:
 def _cannot_write(directory: str, error: OSError) -> FailedError:
     return FailedError(
         f"A temporary file in {directory} cannot be written: {reason(error)}.",
-        ELSEWHERE if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Give another directory: --spool-dir.",
+        ELSEWHERE if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Specify another directory: --spool-dir.",
     )

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 OTHER_WORDS = {"steps": ("runs", "checkpoints", "latest", "last")}
 # Messages on options of other programs.
-OTHER_OPTIONS = {"--all --list": "Without --last, it lists every step."}
+OTHER_OPTIONS = {"--all --list": "Without --last, steps lists every step."}
 
 
 class _Steps:
     """Options that only `steps` has."""
 
-    last = Option(FLAG, "Print the path of the last good step, and nothing else.", common=True)
+    last = Option(FLAG, "Print only the path of the last good step.", common=True)
 
 
 STEPS = options_in(_Steps) | READING
@@ -112,15 +112,15 @@ def _said(step: StepSummary) -> Iterator[str]:
     if step.damage:
         yield f"no: {step.damage}"
     elif step.whole and step.marked is False:
-        yield f"by its geometry, and not by its markers: {step.marks}"
+        yield f"by its geometry, but not by its markers: {step.marks}"
     elif step.whole:
         yield "by its geometry" if step.checked == 0 else "yes"
     else:
-        doubted = f" (its markers say yes: {step.marks})" if step.whole is False and step.marked else ""
+        doubted = f" (complete by its markers: {step.marks})" if step.whole is False and step.marked else ""
         yield f"{'not read' if step.whole is None else 'no'}: {step.why}{doubted}"
     if step.checked is not None and not step.damage:
         compared = f"{step.checked:,} digests and checksums compared"
-        yield compared if step.checked else "no digest is there to compare"
+        yield compared if step.checked else "no recorded digests to compare"
     if step.norm is not None:
         yield f"norm {step.norm:.6g}, {step.nan:,} NaN, {step.inf:,} infinite"
 
@@ -132,5 +132,5 @@ def _error(run: RunSummary) -> CorruptError | None:
     step = run.steps[-1]
     nan = f"{step.nan:,} of its values are NaN" if step.nan else ""
     why = step.damage or step.why or nan or step.marks
-    good = f"The last good one is {run.last_good}." if run.last_good else "No step is good."
+    good = f"The last good step is {run.last_good}." if run.last_good else "No step is good."
     return CorruptError(f"{step.path}, the newest step, is not good: {why.rstrip('.')}. {good}")

@@ -6,12 +6,12 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-from ckptconv.errors import AGAIN, CkptconvError, CorruptError
+from ckptconv.errors import AGAIN, CkptconvError, CorruptError, UsageError
 from ckptconv.features.runs.run import run_at
 from ckptconv.features.runs.whole import Judged, judged, newest_good
 from ckptconv.formats.source import Source
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import normalize
+from ckptconv.storage.paths import dirname, is_remote, is_same, normalize
 from ckptconv.storage.stores import pinned
 
 
@@ -20,7 +20,7 @@ def placed(path: str, asked: Mapping[str, Any], reaching: Mapping[str, Any]) -> 
     it has no steps, CorruptError if none is good."""
     last = newest_good(_judged_at(path, reaching))
     if last is None:
-        raise CorruptError(f"No step of {path} is good.", f"`ckptconv steps {path}` says why.")
+        raise CorruptError(f"No step of {path} is good.", f"`ckptconv steps {path}` shows why.")
     is_file = last.path in (entry.file.path for entry in last.step.files.values())
     return last.path if is_file else last.step.path
 
@@ -35,16 +35,34 @@ def warned(sources: list[Source]) -> list[Source]:
 
 
 def advise(error: CkptconvError, path: str, options: Mapping[str, Any]) -> None:
-    """Add to the error of converting the run at `path` which step is the last good one, if the newest is not."""
-    if options.get("last_good"):
+    """Add to an error about the checkpoint at `path`, a run or a step of one, which step is the last good one, if that
+    is another than the one that was opened."""
+    is_about = isinstance(error, CorruptError) or error.message.startswith(f"{normalize(path)} ")
+    if options.get("last_good") or not is_about:
         return
     with contextlib.suppress(CkptconvError):
-        steps = _judged_at(path, options)
+        steps, opened = _judged_around(path, options)
         last = newest_good(steps)
-        if last is not None and last is not steps[-1]:
-            good = f"The last good step of the run is {last.step.path}: --last-good takes it."
-            hint = error.hint.replace(AGAIN, f"Copy or download {steps[-1].step.path} again.")
-            error.hint = f"{good} {hint}".rstrip()  # the other may end in a command
+        if not opened or last is None or last.step.path == opened:
+            return
+        good = f"The last good step of the run is {last.step.path}."
+        is_run = not is_same(opened, path)
+        hint = error.hint.replace(AGAIN, f"Copy or download {opened} again.")
+        hint = "" if hint.endswith(f": {dirname(opened)}") else hint  # which is where the run has its steps
+        good += " To convert it, use convert --last-good." if is_run else ""
+        error.hint = f"{good} {hint}".rstrip()  # it may end in a command
+
+
+def _judged_around(path: str, reaching: Mapping[str, Any]) -> tuple[list[Judged], str]:
+    """Return the steps of the run at `path`, and the path of the newest; or those of the run that has it as a step."""
+    try:
+        steps = _judged_at(path, reaching)
+    except UsageError:
+        if is_remote(path):
+            raise
+        steps = _judged_at(dirname(normalize(path)), reaching)
+        return steps, next((known.step.path for known in steps if is_same(known.step.path, path)), "")
+    return steps, steps[-1].step.path
 
 
 def _judged_at(path: str, reaching: Mapping[str, Any]) -> list[Judged]:

@@ -11,10 +11,10 @@ class StepOptions(Given):
     """The step of a run to convert."""
 
     last_good: bool = option(
-        FLAG, "INPUT is a run: convert its last step that is whole, and marked as complete.", group=TAKE
+        FLAG, "INPUT is a run. Convert its last step that is whole and marked as complete.", group=TAKE
     )
 
 
 GIVEN = StepOptions
 # Options of other programs, and of `steps`.
-OTHER_OPTIONS = {"--last": "--last-good takes the last good step of a run."}
+OTHER_OPTIONS = {"--last": "Use --last-good for the last good step of a run."}

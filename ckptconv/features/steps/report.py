@@ -112,12 +112,12 @@ class RunSummary:
 COMMANDS = {
     "steps": (
         "steps",
-        "The output of `steps --json`, also if the newest step is not good.",
+        "The output of `steps --json`, even if the newest step is not good.",
         ("steps",),
         RunSummary,
         "surveyed",
         None,
-        "True if the newest step is good: exactly with exit code 0.",
+        "True if the newest step is good (exit code 0).",
         "The missing parts of the newest step, with the exit code of the process. Only if `ok` is false.",
     )
 }

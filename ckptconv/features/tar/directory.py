@@ -80,7 +80,7 @@ def listed(reader: Reader, *, directories: bool = False) -> Listing:
     named = ""
     for _ in range(_MAX_MEMBERS):
         if at + _BLOCK > size:
-            listing.note(f"it ends at byte {size}, before its end is marked: it was cut short")
+            listing.note(f"it ends at byte {size} without an end marker: it was cut short")
             return listing
         header = reader.read_at(at, _BLOCK)
         if not any(header):
@@ -103,14 +103,16 @@ def listed(reader: Reader, *, directories: bool = False) -> Listing:
         if kind in _NO_DATA:
             length = 0
         if start + length > size:
-            listing.note(f"the member at byte {header_at} goes beyond its {size} bytes: it was cut short")
+            listing.note(
+                f"the member at byte {header_at} extends beyond the {size} bytes of the file: it was cut short"
+            )
             return listing
         at = start + -(-length // _BLOCK) * _BLOCK
         if kind in _HEADERS:
             if (for_next or named) and kind != _PAX_FOR_ALL:
                 listing.note(f"it has two headers for one member, the second at byte {header_at}")
             if length > _MAX_PAX:
-                listing.note(f"the header at byte {header_at} takes {length} bytes")
+                listing.note(f"the header at byte {header_at} has {length} bytes, which exceeds the limit")
                 return listing
             content = reader.read_at(start, min(at, size) - start)
             if kind == _LONG_NAME:
@@ -123,7 +125,7 @@ def listed(reader: Reader, *, directories: bool = False) -> Listing:
                     key for key in extended if key.startswith(_TELLING) and (kind != _PAX or key not in _OWN)
                 )
                 if telling:
-                    listing.note(f"the extended header at byte {header_at} says {brief(telling[0])}")
+                    listing.note(f"the extended header at byte {header_at} contains {brief(telling[0])}")
                 # If two precede one member, tarfile applies the first one last.
                 for_all, for_next = (
                     (for_all | extended, for_next) if kind == _PAX_FOR_ALL else (for_all, extended | for_next)
@@ -133,7 +135,7 @@ def listed(reader: Reader, *, directories: bool = False) -> Listing:
         header_name = "/".join(filter(None, map(_text, (header[_PREFIX], header[_NAME]))))
         name = pax.get("GNU.sparse.name") or pax.get("path") or named or header_name
         if name.endswith("/") and not is_directory:
-            listing.note(f"the file at byte {header_at} is named as a directory, {brief(name)}")
+            listing.note(f"the file at byte {header_at} has the name of a directory, {brief(name)}")
         target = listing.members.get(_text(header[_LINK])) if kind in _LINKS else None
         listing.add(name.rstrip("/"), target if kind in _NO_DATA else Span(start, start + length))
         for_next, named = {}, ""

@@ -48,7 +48,8 @@ def read(reader: Reader, limits: Limits) -> TorchFile:
     file = _read(reader, limits)
     if is_pickle(reader.read_at(0, min(SCANNED, reader.file.size)), reader.file.path, or_begins=True):
         raise CorruptError(
-            f"{reader.file.path} begins as a tar archive and as a pickle: different readers would read it differently."
+            f"{reader.file.path} begins both as a tar archive and as a pickle: different programs would read it "
+            "differently."
         )
     return file
 
@@ -59,16 +60,16 @@ def _read(reader: Reader, limits: Limits) -> TorchFile:
     if not members.keys() >= set(_PARTS) and (odd is None or members.keys() - set(_PARTS)):
         names = ", ".join(cut(name, 60) for name in list(members)[:5])
         path = reader.file.path
-        way = f"name one file in it: tar://NAME::{path}"
+        way = f"specify one file in it: tar://NAME::{path}"
         if path == STANDARD_INPUT_NAME:
-            way = "save it as a file, of which one member can be named: tar://NAME::FILE"
+            way = "save it as a file and specify one member: tar://NAME::FILE"
         raise UnsupportedError(
-            f"{path} is a tar archive, but not one of torch.save: it holds {names or 'nothing'}.",
+            f"{path} is a tar archive, but torch.save did not write it: it contains {names or 'nothing'}.",
             f"Unpack it first, or {way}",
         )
     others = sorted(members.keys() - set(_PARTS))
     if others and odd is None:
-        odd = listing.corrupt(f"in addition to the files of torch.save it holds {brief(others[0])}")
+        odd = listing.corrupt(f"in addition to the files of torch.save, it contains {brief(others[0])}")
     if odd is not None:
         for name in _PARTS:
             if name in members:
@@ -114,7 +115,7 @@ class _Contents:
             key, _location, cls = _triple(pickles, "a storage")
             dtype = storage_dtype(cls)
             if dtype is None:
-                raise MalformedError(f"has a storage of class {str(cls)[:200]}, which is not known")
+                raise MalformedError(f"has a storage of the unknown class {str(cls)[:200]}")
             (numel,) = _COUNT.unpack(pickles.take(_COUNT.size, "a storage"))
             offset, size = pickles.position, numel * dtype.itemsize
             if not 0 <= size <= stop - offset:
@@ -137,12 +138,12 @@ class _Contents:
     def _add_view(self, key: int, root: int, offset: int, numel: int) -> None:
         whole = self._storages.get(root)
         if whole is None:
-            raise MalformedError(f"has a part of storage {brief(root)}, which it lacks")
+            raise MalformedError(f"has a part of storage {brief(root)}, which does not exist")
         item = whole.dtype.itemsize
         if offset < 0 or numel < 0 or (offset + numel) * item > whole.size:
             raise MalformedError(
-                f"has {brief(numel)} elements at element {brief(offset)} as a part of storage {brief(root)}, which has "
-                f"{whole.size // item}"
+                f"has a part of storage {brief(root)} with {brief(numel)} elements from element {brief(offset)} on, "
+                f"but the storage has {whole.size // item}"
             )
         part = Storage(
             self._file, whole.offset + offset * item, numel * item, whole.dtype, brief(key), self._identity()
@@ -165,7 +166,7 @@ class _Contents:
             storage = self._storages.get(root) if type(root) is int else None
             if storage is None or key in self._found:
                 raise MalformedError(
-                    f"has a tensor {brief(key)} of storage {brief(root)}, which it lacks, or has one twice"
+                    f"has a tensor {brief(key)} of storage {brief(root)}, which does not exist, or has it twice"
                 )
             self._found[key] = _tensor(pickles, storage, rebuild)
         _check_end(pickles, stop, "tensors")
@@ -178,7 +179,7 @@ class _Contents:
             pid = int(pid)
         value = self._found.get(pid) if type(pid) is int else None
         if value is None:
-            raise MalformedError(f"needs {brief(pid)}, which is neither a tensor nor a storage of the file")
+            raise MalformedError(f"refers to {brief(pid)}, which is neither a tensor nor a storage of the file")
         return value
 
     def records(self) -> Records:
@@ -205,12 +206,13 @@ def _triple(pickles: Pickles, part: str) -> tuple[int, Any, Any]:
     """Read a tuple of a key and two other values."""
     value = pickles.load(part).value
     if type(value) is not tuple or len(value) != 3 or type(value[0]) is not int:
-        raise MalformedError(f"describes {part} by something other than a key, where it belongs, and a class")
+        raise MalformedError(f"describes {part} by something other than a key, a location and a class")
     return value
 
 
 def _check_end(pickles: Pickles, stop: int, member: str) -> None:
     if pickles.position != stop:
         raise pickles.corrupt(
-            f"its member {member} has {stop - pickles.position} bytes more than it should, from byte {pickles.position}"
+            f"its member {member} has {stop - pickles.position} more bytes than expected, from byte "
+            f"{pickles.position} on"
         )

@@ -54,11 +54,13 @@ def carry_out(
         try:
             recovered = recover(area)
         except OSError as error:
-            raise FailedError(f"{area.path}: what an earlier run began cannot be finished: {reason(error)}.") from error
+            raise FailedError(
+                f"{area.path}: the work of an earlier run cannot be finished: {reason(error)}."
+            ) from error
         thinning = plan()
         if (thinning.run.place.path or ".") != path:
             raise UnsafeError(
-                f"The steps are in {thinning.run.place.path} now, and were in {path}. Nothing was changed."
+                f"The steps are now in {thinning.run.place.path}, but were in {path}. Nothing was changed."
             )
         last = newest_good([planned.judged for planned in thinning.steps])
         for planned in thinning.of(REMOVE, LESSEN):
@@ -84,9 +86,9 @@ def _check_stays(area: Area, step: Step) -> None:
         try:
             now = os.stat(path, dir_fd=area.home.fd)
         except OSError as error:
-            raise UnsafeError(f"{step.path} is to stay, and {path} is not there: {reason(error)}. {_LEFT}") from error
+            raise UnsafeError(f"{step.path} must stay, but {path} is missing: {reason(error)}. {_LEFT}") from error
         if entry.kind == "file" and (now.st_size, now.st_mtime) != (entry.file.size, entry.time):
-            raise UnsafeError(f"{step.path} is to stay, and {path} has changed since it was looked at. {_LEFT}")
+            raise UnsafeError(f"{step.path} must stay, but {path} has changed since it was checked. {_LEFT}")
 
 
 def _write_reduced(area: Area, planned: Planned, dtype: Any, reaching: Mapping[str, Any], new: str) -> None:
@@ -173,7 +175,7 @@ def _write_delta(area: Area, judged: Judged, base: Judged, new: str, reaching: M
         _dated(written, judged.step.time)
     patch(os.path.realpath(base.path), delta, whole, **reaching)
     if not diff(judged.path, whole, measure=False, **reaching).equal:
-        raise DifferenceError(f"{whole} is not {judged.path}, of which it is to take the place.")
+        raise DifferenceError(f"{whole} differs from {judged.path}, which it was to replace.")
     # A run that is moved keeps its bases.
     home = area.home.path
     with Handle.open(place) as written:

@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 OTHER_WORDS = {"thin": ("prune", "forget", "rotate", "clean", "delete", "rm", "remove")}
 # Messages on options of other programs.
 OTHER_OPTIONS = {
-    "--delete --remove --prune": "thin removes steps, and only with --yes.",
+    "--delete --prune": "Use --remove NAME for a step; thin removes it only with --yes.",
     "--dry-run": "thin changes nothing without --yes.",
-    "--keep --last --keep-n --save-total-limit": "Use --keep-last N.",
+    "--keep --last --keep-n --save-total-limit --max-to-keep --keep-latest-k --total-limit --max-checkpoints "
+    "--checkpoints-total-limit": "Use --keep-last N.",
+    "--keep-period": "Use --keep-every N.",
     "--older-than --older --max-age": "Use --keep-within TIME, such as --keep-within 7d; --age is another limit.",
 }
 _WOULD = {"keep": "stays", "remove": "would go", "lessen": "would be reduced"}
@@ -64,9 +66,8 @@ def thin(
       ckptconv thin runs/7b --keep-last 1 --drop optimizer --as bf16 --yes
     """
     from ckptconv.cli.progress import shown_by
-    from ckptconv.features.runs.run import run_at
     from ckptconv.features.thin.carrying import carry_out, expected_size
-    from ckptconv.features.thin.planning import planned
+    from ckptconv.features.thin.planning import planned, run_of
     from ckptconv.pickles.refusing import refusing_attacks
     from ckptconv.storage.location import Location
     from ckptconv.storage.paths import is_remote, normalize
@@ -90,7 +91,7 @@ def thin(
     with refusing_attacks(not inert), shown_by(output) as progress:
         plan = functools.partial(planned, run, chosen, stores, inert, progress)
         if chosen["yes"]:
-            place = run_at(Location(normalize(run), stores)).place.path or "."
+            place = run_of(Location(normalize(run), stores)).place.path or "."
             thinning, finished = carry_out(place, plan, {**chosen, "inert": inert}, stores, left.__setitem__)
         else:
             thinning, finished = plan(), ""

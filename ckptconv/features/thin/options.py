@@ -73,7 +73,7 @@ class _Thin:
     )
     age = Option(
         SECONDS,
-        "Leave steps alone that changed less than TIME ago: they may be being written.",
+        "Keep steps that changed less than TIME ago: another program may still be writing them.",
         metavar="TIME",
         default="1h",
         group=TAKE,
@@ -91,7 +91,9 @@ class _Thin:
         "of their weights from a kept step.",
         kind=choice("bf16", "fp16", "fp32", "delta"),
     )
-    yes = Option(FLAG, "Do it. Without this, say what would be done, and change nothing.", group=RUNNING, common=True)
+    yes = Option(
+        FLAG, "Make the changes. Without this, list the changes, and change nothing.", group=RUNNING, common=True
+    )
 
 
 THIN = options_in(_Thin) | READING

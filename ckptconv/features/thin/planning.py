@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
@@ -68,12 +69,23 @@ class Thinning(NamedTuple):
         return [step for step in self.every if step.action in actions]
 
 
+def run_of(place: Location) -> Run:
+    """Return the run at `place`. Raise UsageError if there is none; for a step, it says how thin removes that."""
+    try:
+        return run_at(place)
+    except UsageError as error:
+        if f"{place} is one step of a run" in error.message:
+            words = (place.parent.path or ".", "--remove", place.name)
+            error.hint += f" To remove this step alone: ckptconv thin {' '.join(map(shlex.quote, words))}"
+        raise
+
+
 def planned(
     path: str, options: Mapping[str, Any], stores: Mapping[str, Any], inert: bool, progress: Counting | None = None
 ) -> Thinning:
     """Return the plan of `options`, those of `thin`, for the steps of the run at `path`. Raise UsageError if they keep
     nothing."""
-    run = run_at(Location(normalize(path), dict(stores)))
+    run = run_of(Location(normalize(path), dict(stores)))
     every = judged(run, inert=inert, each=True)
     asked = {name: options[name] for name in READING}
     if any(asked.values()):

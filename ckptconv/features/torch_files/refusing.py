@@ -22,7 +22,7 @@ def refusal(path: str, classes: Mapping[str, str], output: str, values: list[Any
     run, them = ("that class, so it is", "it") if is_one else ("these classes, so they are", "them")
     keep = f"--opaque keep if you trust {them}, "
     return UnsafeError(
-        f"{path} holds {objects} known only by name: {shown(classes)}. Loading {output} would import and run "
+        f"{path} contains {objects} known only by name: {shown(classes)}. Loading {output} would import and run "
         f"{run} written only on request.",
         f"Use {keep if may_keep else ''}--opaque drop to write everything else, or leave {them} out with --exclude.",
     )

@@ -112,8 +112,8 @@ class TorchTree:
         name = writable.unreviewed(self._description) if opaque == "keep" else ""
         if name:
             raise UnsafeError(
-                f"The file would hold {name}, which is not on the reviewed list with these arguments. Loading the file "
-                "would run it, so it is not written.",
+                f"The file would contain {name}, which is not on the reviewed list with these arguments. Loading the "
+                "file would run it, so it is not written.",
                 "Use --opaque drop to write everything else, or leave it out with --exclude.",
             )
         self._contents = [storage_of(room.views, room.nbytes) for room in self._rooms]
@@ -199,7 +199,7 @@ class TorchTree:
     def _object(value: Opaque) -> Call:
         """Return the call that constructs an object, as in the pickle it came from."""
         if value.call == "persistent" or not isinstance(value.args, tuple):
-            raise UnsupportedError(f"An object of {value.name} is outside its pickle, and cannot be written.")
+            raise UnsupportedError(f"An object of {value.name} is stored outside its pickle, and cannot be written.")
         function, args = value.cls, value.args
         if value.call == "newobj":
             function, args = Global("copy_reg", "__newobj__"), (value.cls, *args)
@@ -224,8 +224,8 @@ class TorchTree:
         cls = room.cls or "Byte"  # torch loads an untyped storage as bytes
         if offset or room.nbytes != leaf.nbytes or cls != _CLASSES.get(leaf.dtype.name):
             raise UnsupportedError(
-                f"A storage of {leaf.nbytes} bytes of {leaf.dtype} is shared with tensors that have other dtypes, or "
-                "extend beyond it, which torch files cannot hold.",
+                f"A storage of {leaf.nbytes} bytes of {leaf.dtype} is shared with tensors that have other dtypes or "
+                "extend beyond it, which torch files do not support.",
                 "Leave it out with --exclude.",
             )
         return _persistent(room)

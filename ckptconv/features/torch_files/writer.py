@@ -411,7 +411,7 @@ def _ordered(value: OrderedDict[Any, Any]) -> Call:
 def _constant(value: TorchConstant) -> Any:
     # torch would look others up.
     if not torch_constants.has(value):
-        raise UnsupportedError(f"torch has no {value.kind[:40]!r} named {value.name[:40]!r} that could be written.")
+        raise UnsupportedError(f"torch has no {value.kind[:40]!r} named {value.name[:40]!r} that can be written.")
     if value.kind == "device":
         name, _, index = value.name.partition(":")
         return Call(Global("torch", "device"), (name, int(index)) if index else (name,))

@@ -16,6 +16,6 @@ def of_classes(names: Sequence[str], most: int, verbose: bool) -> Iterator[str]:
     reviewed = writable.reviewed(unlisted)
     known, others = ([cls for cls in unlisted if (cls in reviewed) is wanted] for wanted in (True, False))
     if known and verbose:
-        yield f"of these, safetensors2pt writes back only with --opaque keep: {some(known, most, str)}"
+        yield f"of these, written back by safetensors2pt only with --opaque keep: {some(known, most, str)}"
     if others:
-        yield f"of these, safetensors2pt does not write back: {some(others, most, str)}"
+        yield f"of these, not written back by safetensors2pt: {some(others, most, str)}"

@@ -24,7 +24,8 @@ def plan(source: Source, target: Target, options: Options) -> Output:
             raise taken_for_input(target.path)
         raise UsageError(
             f"{target.path} has the name of a file for torch.load, but computed outputs are written as safetensors.",
-            "Give a directory, or a name that ends in .safetensors; `ckptconv safetensors2pt` converts it to .pt.",
+            "Use a directory or a name that ends in .safetensors, and convert the result to .pt with `ckptconv "
+            "safetensors2pt`.",
         )
     if source.reference:
         raise UsageError(

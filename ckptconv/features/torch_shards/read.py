@@ -47,7 +47,7 @@ def read(place: Location, wanted: Wanted | None = None) -> Source:
         indexes = [f"{TORCH_MODELS[0]}{INDEX}"]  # what from_pretrained takes
     if len(indexes) > 1:
         raise UsageError(
-            f"{place} holds several indexes: {_some(indexes)}.", f"Give one of them: {place.join(indexes[0])}"
+            f"{place} contains several indexes: {_some(indexes)}.", f"Specify one of them: {place.join(indexes[0])}"
         )
     if indexes:
         return _read_index(place.join(indexes[0]), place.path)
@@ -71,7 +71,7 @@ def _read_index(index: Location, path: str) -> Source:
     missing = [file for file, entry in entries.items() if entry.kind != "file"]
     if missing:
         raise CorruptError(
-            f"{index} names {len(files)} files, of which {len(missing)} cannot be found: {_some(missing)}.",
+            f"{index} lists {len(files)} files, of which {len(missing)} cannot be found: {_some(missing)}.",
             "Download or copy them again.",
         )
     places = {file: directory.at(entry.file) for file, entry in entries.items()}
@@ -83,10 +83,10 @@ def _told(place: Location) -> Index:
     if index is None:
         raise UnsupportedError(
             f"{place} is not the index of a sharded checkpoint: it has no weight_map from tensor names to file names.",
-            f"Give the files of the checkpoint, their index, or their directory: {place.parent}",
+            f"Specify the files of the checkpoint, their index, or their directory: {place.parent}",
         )
     if not index.weight_map:
-        raise UsageError(f"{place} names no tensors to convert.")
+        raise UsageError(f"{place} lists no tensors to convert.")
     return index
 
 
@@ -104,7 +104,9 @@ def _complete_set(path: str, names: Iterable[str]) -> list[str]:
             sets.setdefault((stem, width, count, suffix), {})[int(number)] = name
     if len(sets) > 1:
         examples = [next(iter(shards.values())) for shards in sets.values()]
-        raise UsageError(f"{path} holds several sets of shards: {_some(examples)}.", "Give the index of one of them.")
+        raise UsageError(
+            f"{path} contains several sets of shards: {_some(examples)}.", "Specify the index of one of them."
+        )
     (((stem, width, count, suffix), shards),) = sets.items()
     first = 0 if 0 in shards else 1
     wanted = range(first, first + int(count))
@@ -112,7 +114,7 @@ def _complete_set(path: str, names: Iterable[str]) -> list[str]:
     if missing or len(shards) != len(wanted):
         names = some(missing, form=lambda number: f"{stem}-{number:0{width}d}-of-{count}{suffix}"[:100])
         raise CorruptError(
-            f"{path} holds {len(shards)} of {int(count)} shards; missing: {names}.",
+            f"{path} contains {len(shards)} of {int(count)} shards; missing: {names}.",
             "Download or copy them again.",
         )
     return [shards[number] for number in wanted]
@@ -167,8 +169,8 @@ def _entries(file: TorchFile, kind: type) -> dict[str, Any]:
     if isinstance(value, dict) and all(isinstance(name, kind) for name in value):
         return {str(name): entry for name, entry in value.items()} if kind is int else value
     raise UnsupportedError(
-        f"{file.file.path} is a file of a sharded checkpoint, but holds a value of type {type(value).__name__}, where "
-        "a state dict was expected."
+        f"{file.file.path} is a file of a sharded checkpoint, but contains a value of type {type(value).__name__}; a "
+        "state dict was expected."
     )
 
 
@@ -176,13 +178,13 @@ def _check_agreement(path: str, file: str, entries: Mapping[str, Any], expected:
     missing = expected - entries.keys()
     if missing:
         raise CorruptError(
-            f"{path} says that {len(missing)} tensors are in {file}, which lacks them: {_some(sorted(missing))}.",
+            f"{path} lists {len(missing)} tensors in {file} that the file does not contain: {_some(sorted(missing))}.",
             "The index and the files belong to different checkpoints: download or copy them again.",
         )
     unknown = [name for name, value in entries.items() if isinstance(value, LazyTensor) and name not in expected]
     if unknown:
         raise CorruptError(
-            f"{file} holds {len(unknown)} tensors that {path} does not name: {_some(unknown)}.",
+            f"{file} contains {len(unknown)} tensors that {path} does not list: {_some(unknown)}.",
             "The index and the files belong to different checkpoints: download or copy them again.",
         )
 

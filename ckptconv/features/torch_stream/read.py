@@ -48,11 +48,11 @@ def read(reader: Reader, limits: Limits) -> TorchFile:
     version = pickles.load("the version").value
     if version != VERSION:
         raise UnsupportedError(
-            f"{reader.file.path} is in version {brief(version)} of torch's stream format; only {VERSION} is known."
+            f"{reader.file.path} is in version {brief(version)} of torch's stream format; only {VERSION} is supported."
         )
-    machine = pickles.load("the facts about the machine").value
+    machine = pickles.load("the machine description").value
     if type(machine) is not dict:
-        raise pickles.corrupt(f"its facts about the machine are of type {type(machine).__name__}, not a dict")
+        raise pickles.corrupt(f"its machine description is of type {type(machine).__name__}, but a dict was expected")
     storages = _Storages(reader.file, swapped=machine.get("little_endian") is False)
 
     pickles.load("the object", _surveyed(storages), before=b"]")
@@ -134,8 +134,8 @@ class _Storages:
         known = self.noted.setdefault(wanted.key, self._kinds.setdefault(noted, noted))
         if known != noted and (known.numel or noted.numel or known[2:] != noted[2:]):
             raise MalformedError(
-                f"has storage {brief(wanted.key)} as {known.numel} elements of {known.dtype} and as {noted.numel} of "
-                f"{noted.dtype}, or in two places"
+                f"describes storage {brief(wanted.key)} as {known.numel} elements of {known.dtype} and as "
+                f"{noted.numel} of {noted.dtype}, or at two locations"
             )
         if self.swapped and wanted.dtype.kind == "c":
             raise RefusedError(
@@ -177,11 +177,11 @@ class _Storages:
             raise MalformedError("has a view of a storage whose key is neither text nor an address")
         if key in self.rows:
             # torch keeps storages and views in one table, and takes the first of either.
-            raise MalformedError(f"has a view of a storage with the key of a storage, {brief(key)}")
+            raise MalformedError(f"has a view of a storage with the same key as a storage, {brief(key)}")
         if offset < 0 or numel < 0 or offset + numel > wanted.numel:
             raise MalformedError(
-                f"has a view of {brief(numel)} elements at element {brief(offset)} of storage "
-                f"{brief(wanted.key)}, which has {wanted.numel}"
+                f"has a view of {brief(numel)} elements at element {brief(offset)} of storage {brief(wanted.key)}, "
+                f"which has {wanted.numel} elements"
             )
         identity = self._first + len(self.rows) + len(self._views)
         view = _View(wanted.key, offset, numel, identity, type(view[0]) is int)
@@ -215,7 +215,7 @@ def _checked_keys(keys: Any, storages: _Storages, pickles: Pickles) -> list[str]
             f"it has {len(unknown)} storages that its object does not use, such as {brief(min(unknown))}"
         )
     if len(set(names)) != len(names):
-        raise pickles.corrupt("it names a storage twice")
+        raise pickles.corrupt("it lists a storage twice")
     # torch distinguishes the integer 1 from the text "1".
     odd = next((key for key in keys if storages.noted[str(key)].of_number != (type(key) is int)), None)
     if odd is not None:
@@ -233,16 +233,17 @@ def _check_counts(reader: Reader, storages: _Storages, pickles: Pickles) -> None
         if count != _COUNT.pack(numel) and not (storages.swapped and count == _COUNT.pack(numel)[::-1]):
             (stated,) = _COUNT.unpack(count)
             raise pickles.corrupt(
-                f"at byte {offset}, storage {brief(key)} should have {numel} elements of {dtype}, and it says {stated}"
+                f"at byte {offset}, storage {brief(key)} should have {numel} elements of {dtype}, but it records "
+                f"{stated}"
             )
     if storages.end > size:
-        raise pickles.truncated(f"it ends at byte {size}, and its storages at byte {storages.end}")
+        raise pickles.truncated(f"it ends at byte {size}, but its storages end at byte {storages.end}")
     if storages.end < size:
         another = is_stream(reader.read_at(storages.end, min(STREAM_HEAD, size - storages.end)))
-        trailer = "another object" if another else "something that is not part of it"
+        trailer = "another object" if another else "data that is not part of it"
         raise (UnsupportedError if another else CorruptError)(
-            f"{reader.file.path}: the object in it ends at byte {storages.end} of {size}, and {trailer} follows, which "
-            "torch.load would not read.",
+            f"{reader.file.path}: the object in it ends at byte {storages.end} of {size}, but {trailer} follows, "
+            "which torch.load would not read.",
             f"To convert the object, copy it to another file with head -c {storages.end}.",
         )
 

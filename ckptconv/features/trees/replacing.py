@@ -25,7 +25,7 @@ from ckptconv.text import some
 def check(claim: Claim, place: Location, options: Options) -> None:
     """Raise UsageError if what lies at the `place` of a claim, or next to it, may not be replaced."""
     if place.kind not in ("directory", "missing"):
-        raise UsageError(f"{claim.path} is a file, but the output needs a directory.")
+        raise UsageError(f"{claim.path} is a file, but the output must be a directory.")
     directory = Directory(place)
     if directory.names:
         check_clobber(options, claim.path)
@@ -35,7 +35,7 @@ def check(claim: Claim, place: Location, options: Options) -> None:
         is_ours = directory.made_as(name) in (claim.made_as, UNFINISHED) or (directory.is_being_made and is_written)
         if not is_ours and not (claim.overwrite and is_written):
             raise UsageError(
-                f"{claim.path} would be replaced as a whole, but holds files of another kind, such as {name}.",
+                f"{claim.path} would be replaced as a whole, but contains files of another kind, such as {name}.",
                 NEW_DIRECTORY,
             )
     _check_pointer(claim.path, claim.form, claim.made_as, claim.overwrite, options.storage_options)
@@ -47,9 +47,9 @@ def _check_pointer(path: str, form: str, made_as: str, overwrite: bool, stores: 
     pointer = Location(pointer_of(path, form), dict(stores))
     if pointer.kind == "missing" and (hidden := _hidden_models(pointer)):
         raise UsageError(
-            f"{pointer} would make {pointer.parent} a {made_as} checkpoint, and hide {some(hidden, 3, str)} of other "
-            "programs there.",
-            f"Write the {made_as} checkpoint to a directory in another one.",
+            f"{pointer} would turn {pointer.parent} into a {made_as} checkpoint, and hide {some(hidden, 3, str)} of "
+            "other programs there.",
+            f"Write the {made_as} checkpoint to a subdirectory of another directory.",
         )
     if pointer.kind == "missing" or overwrite:
         return
@@ -59,8 +59,8 @@ def _check_pointer(path: str, form: str, made_as: str, overwrite: bool, stores: 
     is_ours = named in ("", basename(path)) or file_made_as(pointer, made_as) == made_as
     if not is_ours and not (named == basename(named) and Directory(pointer.parent.child(named)).manifest):
         raise UsageError(
-            f"{pointer} names {named}, which ckptconv did not write, and would be replaced.",
-            f"Write the {made_as} checkpoint to another directory, or give --overwrite.",
+            f"{pointer} would be replaced, but it refers to {named}, which ckptconv did not write.",
+            f"Write the {made_as} checkpoint to another directory, or use --overwrite.",
         )
     _warn_of_other(pointer, named, basename(path))
 
@@ -71,7 +71,7 @@ def _warn_of_other(pointer: Location, named: str, step: str) -> None:
     numbers = [[int(number) for number in re.findall(r"\d{1,18}", name)] for name in (step, named)]
     if named not in ("", step) and not (is_alike and numbers[0] > numbers[1]):
         older = f"{step}, an older step" if is_alike else step
-        text = f"{pointer} names {named}, and from now on {older}: programs that follow it load that one."
+        text = f"{pointer} referred to {named}, and now refers to {older}: programs that follow it load that step."
         warnings.warn(text, OptionWarning, stacklevel=2)
 
 

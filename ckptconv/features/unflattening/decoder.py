@@ -67,7 +67,7 @@ def unflatten(
     """
     arguments: tuple[object, object] = flat, structure
     if not (isinstance(arguments[0], Mapping) and isinstance(arguments[1], (str, type(None)))):
-        raise UsageError(f"unflatten takes a mapping and text, not {brief(flat)} and {brief(structure)}.")
+        raise UsageError(f"unflatten expects a mapping and a string, not {brief(flat)} and {brief(structure)}.")
     if structure is None:
         return dict(flat)
     if live_values is None:
@@ -84,7 +84,7 @@ def _typed(kind: type, *values: Any) -> tuple[Any, ...]:
     """Return the values if all have exactly this type; else raise CorruptError."""
     for value in values:
         if type(value) is not kind:
-            corrupt(f"a {type(value).__name__} is used instead of a {kind.__name__}")
+            corrupt(f"a {kind.__name__} was expected, but a {type(value).__name__} was found")
     return values
 
 
@@ -156,7 +156,7 @@ def _check_elements(dtype: str, count: int, data: bytes) -> None:
 
 def _make_frozenset(values: list[Any]) -> frozenset[Any]:
     elements = frozenset(values)
-    expect(len(elements) == len(values), "a frozenset has an element twice")
+    expect(len(elements) == len(values), "a frozenset contains an element twice")
     return elements
 
 
@@ -287,7 +287,7 @@ class RecordDecoder:
             try:
                 value = self._close(opened)
             except (TypeError, ValueError, OverflowError, RecursionError) as error:
-                corrupt(f"a {opened.node[0]} cannot be made ({error})")
+                corrupt(f"a {opened.node[0]} cannot be constructed ({error})")
             if opened.target is None:
                 self._deliver(stack[-1], value, opened.cost)
         self._finish()
@@ -304,8 +304,8 @@ class RecordDecoder:
             complaints.append(f"{len(extra)} tensors are not in the record ({some(extra)})")
         if complaints:
             raise CorruptError(
-                f"The structure record does not fit the tensors: {', and '.join(complaints)}.",
-                "Give the record and all tensors of the same output.",
+                f"The structure record does not match the tensors: {', and '.join(complaints)}.",
+                "Pass the record and all tensors of the same output.",
             )
 
     # -- nodes
@@ -362,7 +362,7 @@ class RecordDecoder:
         node = node_at(self.record, index)
         value = self.table[index]
         if value is _UNDER_WAY:
-            corrupt(f"node {index} contains itself, and is not of a type that could")
+            corrupt(f"node {index} contains itself, which its type does not allow")
         if value is not _UNREAD:
             return value
         if type(node) is list:
@@ -397,7 +397,7 @@ class RecordDecoder:
             target = _FILLED[tag][0](node)
             self.pending.append(_Opened(node, target, prefix, slot))
             return target
-        expect(tag in _MADE, f"{_short(node[:1])} begins no node")
+        expect(tag in _MADE, f"{_short(node[:1])} does not begin a node")
         expect(_EXACT_PARTS.get(tag, len(node) - 1) == len(node) - 1, f"a {tag} has {len(node) - 1} parts")
         return _Opened(node, None, prefix, slot)
 
@@ -432,19 +432,19 @@ class RecordDecoder:
     def _fill(self, target: Any, tag: str | None, fields: list[Any], values: list[Any]) -> None:
         if tag in _KEYED:
             keys = values[::2]
-            expect(len(values) == 2 * len(keys), f"a {tag} has a key without a value")
+            expect(len(values) == 2 * len(keys), f"a {tag} contains a key without a value")
             _check_hashes(keys)
             for key, value in zip(keys, values[1::2], strict=True):
                 target[key] = value
-            expect(len(target) == len(keys), f"a {tag} has a key twice")
+            expect(len(target) == len(keys), f"a {tag} contains a key twice")
             if tag in ("odict", "counter") and fields and fields[0] is not None:
                 self.attributes.append((target, fields[0]))
         elif tag == "set":
             _check_hashes(values)
             target.update(values)
-            expect(len(target) == len(values), "a set has an element twice")
+            expect(len(target) == len(values), "a set contains an element twice")
         elif tag == "opaque":
-            expect(2 <= len(values) <= 7, f"an opaque has {len(values)} parts")
+            expect(2 <= len(values) <= 7, f"an opaque object has {len(values)} parts")
             for name, value in zip(_OPAQUE_PARTS, values, strict=False):
                 setattr(target, name, value)
             self.opaques.append(target)
@@ -506,7 +506,7 @@ class RecordDecoder:
         expect(type(grad) is bool, "requires_grad is neither true nor false")
         dtype = leaves.dtype_name(tensor)
         if grad and not is_differentiable(dtype):
-            corrupt(f"a tensor of {dtype} is said to require gradients")
+            corrupt(f"a tensor of {dtype} cannot require gradients")
         if attributes is not None:
             self.described.append((kind, attributes))
         if isinstance(tensor, LazyTensor):
@@ -596,7 +596,7 @@ def _dense(leaf: Mapping[str, Any], tensor: Any) -> tuple[int, ...]:
     if "strides" not in leaf:
         return ()
     strides = _strides(leaf["strides"], tensor)
-    expect(leaves.is_dense(tensor.shape, strides), f"a tensor by strides {_short(strides)} has gaps")
+    expect(leaves.is_dense(tensor.shape, strides), f"a tensor with the strides {_short(strides)} has gaps")
     return strides
 
 
@@ -646,9 +646,12 @@ def _check_opaque(opaque: Opaque) -> None:
             break
         function = function.cls
     expect(type(function) is Global, "an opaque object has no class")
-    expect(type(opaque.call) is str and opaque.call in _CALLS, f"{_short(opaque.call)} is not a way to make an object")
+    expect(
+        type(opaque.call) is str and opaque.call in _CALLS,
+        f"{_short(opaque.call)} is not a known way to construct an object",
+    )
     expect(opaque.kwargs is None or type(opaque.kwargs) is dict, "an opaque object has keywords that are not a dict")
     expect(all(type(name) is str for name in opaque.kwargs or ()), "an opaque object has keywords that are not text")
     for part in (opaque.state, opaque.appended, opaque.items):
         expect(type(part) is list, "an opaque object has parts that are not a list")
-    expect(all(type(item) is tuple and len(item) == 2 for item in opaque.items), "an opaque object has broken items")
+    expect(all(type(item) is tuple and len(item) == 2 for item in opaque.items), "an opaque object has invalid items")

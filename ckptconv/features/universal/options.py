@@ -28,3 +28,9 @@ class UniversalOptions(Given):
 GIVEN = UniversalOptions
 # Other words for it, as a command.
 OTHER_WORDS = {"convert --to universal": ("universal",)}
+# Options of DeepSpeed's ds_to_universal.py.
+OTHER_OPTIONS = {
+    "--input-folder --output-folder": "Name both without options: ckptconv convert INPUT OUTPUT --to universal.",
+    "--num-extract-workers --num-merge-workers": "Use --jobs N.",
+    "--no-strict": "The checks of INPUT cannot be turned off.",
+}

@@ -29,7 +29,7 @@ from ckptconv.outputs.selection import Rename
 from ckptconv.pickles.nodes import Size
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Equal, Inline, LazyTensor, View, Zeros, untagged
-from ckptconv.text import brief, some
+from ckptconv.text import brief, count_of, some
 
 # The release whose files these are like: DeepSpeed asks for one that is not too old.
 _VERSION = "0.19.8"
@@ -213,7 +213,7 @@ def _notes(source: Source, key: str, fresh: bool, step: int, rest: int) -> tuple
         notes.append(f"The universal checkpoint continues at step {step}, with the optimizer's moments.")
     if rest:
         notes.append(
-            f"{rest} tensors are not parameters. They are in the model file, from which DeepSpeed does not load them "
+            f"Not parameters: {count_of(rest, 'tensor')}, in the model file, from which DeepSpeed does not load them "
             "for a universal checkpoint."
         )
     return tuple(notes)

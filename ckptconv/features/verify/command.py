@@ -74,7 +74,8 @@ def _report(done: Verification, verbose: bool) -> list[str]:
     if verbose or len(done.outputs) <= FEW:
         lines.extend(f"{verb} {file.path} ({contents(file.bytes, file.tensors)})" for file in done.outputs)
     else:
-        together = contents(sum(file.bytes for file in done.outputs), sum(file.tensors for file in done.outputs))
+        tensors = min(sum(file.tensors for file in done.outputs), done.tensors)  # files may hold parts of tensors
+        together = contents(sum(file.bytes for file in done.outputs), tensors)
         places = some([*dict.fromkeys(dirname(file.path) for file in done.outputs)], form=str)
         lines.append(f"{verb} {len(done.outputs)} files in {places} ({together})")
     if done.manifest:

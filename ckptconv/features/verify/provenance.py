@@ -126,7 +126,7 @@ def not_stated(place: Location, stated: Collection[str]) -> Iterator[str]:
             file=place.join(loaded[0]).path,
         )
     if others:
-        yield f"{place} also holds {some(others, 3, str)}, which its manifest does not name: not compared."
+        yield f"{place} also holds {some(others, 3, str)}, which its manifest does not list: not compared."
 
 
 def _reference(path: str, output: str) -> str:

@@ -61,7 +61,8 @@ class Verification(Shown):
     """The adapters that `ckptconv merge` merged into the source, as its manifest says."""
 
     notes: list[str] = field(default_factory=list)
-    """Notes on the choice among the source's steps or checkpoints, one sentence each."""
+    """Notes on the choice among the source's steps or checkpoints, and on its parts that the output lacks, one sentence
+    each."""
 
     inert: bool = False
     """Whether the output has no tensor but in objects of classes known by name only: it is no model then."""

@@ -24,11 +24,12 @@ from ckptconv.formats.alone import kept_apart
 from ckptconv.formats.detect import OtherFamilyError
 from ckptconv.formats.model_files import INDEX_SUFFIX
 from ckptconv.formats.opening import all_opened, fitted
-from ckptconv.formats.source import Opened, Source, source_of
+from ckptconv.formats.source import NOT_CONVERTED, Opened, Source, source_of
 from ckptconv.options.option import checked
 from ckptconv.options.table import OPTIONS, Options
 from ckptconv.outputs.computed import COMPUTED, Way, ways_in
 from ckptconv.outputs.kinds import CHECKPOINTS, DIVIDED, FURTHER, KINDS, NAMED, entry_of, further, kind_of
+from ckptconv.outputs.messages import are_weights_left
 from ckptconv.outputs.targets import MANIFEST, check_directory, kind_of_states, named_outputs
 from ckptconv.process import no_garbage, peak_rss
 from ckptconv.storage import progress as bars
@@ -46,8 +47,10 @@ if TYPE_CHECKING:
 ALONE: tuple[str, ...] = (
     "ckptconv.features.provenance.with_verify",
 )  # fmt: skip
-# The beginning of a source's notes on which of several checkpoints in it was read.
+# The beginning of a source's notes on which of several checkpoints in it was read, and that of notes on parts that the
+# output does not have.
 _TAKEN = "Took "
+_NOT_HELD = "Not in the output: "
 
 
 @bars.shown
@@ -140,7 +143,10 @@ def verify_outputs(
     done = Verification(first.path, [], first.format, 0, {}, 0, 0, 0, [])
     sources = {id(source): source for source, _ in outputs}.values()
     done.bytes_read = sum(source.bytes_read for source in sources)
-    done.notes = [note for source in sources for note in source.notes if note.startswith(_TAKEN)]
+    notes = (note for source in sources for note in source.notes if note.startswith((_TAKEN, NOT_CONVERTED)))
+    done.notes = list(dict.fromkeys(map(_not_held, notes)))
+    if are_weights_left(sources, (target.holds for _, target in outputs)):
+        done.notes.append(f"{_NOT_HELD}the weights.")
     others = frozenset(target.path for _, target in outputs)
     outputs = [(source, target._replace(others=others)) for source, target in outputs]
     attested, wrong = Attested(), Differences()
@@ -150,7 +156,8 @@ def verify_outputs(
             pair for source, target in outputs for pair in _compare(source, target, options, done, attested, wrong)
         ]
     # A source's warnings depend on the parts of it that were read.
-    done.warnings = [*(warning for source in sources for warning in source.warnings), *done.warnings]
+    of_sources = (_not_held(warning) for source in sources for warning in source.warnings)
+    done.warnings = [*of_sources, *done.warnings]
     done.unchecked = any(source.files.has_checksums for source in sources)
     if done.inert:
         done.warnings.append(
@@ -167,6 +174,12 @@ def verify_outputs(
     done.seconds = time.monotonic() - started
     done.peak_rss_bytes = peak_rss()
     return done
+
+
+def _not_held(text: str) -> str:
+    """Return a sentence about a part that conversions leave out, as it is true of their output; others unchanged."""
+    is_left = text.startswith(NOT_CONVERTED)
+    return text.replace(NOT_CONVERTED, _NOT_HELD).replace(". Use --", ". Use convert --") if is_left else text
 
 
 def _targets(path: str, options: Options, explicit: Collection[str]) -> list[CheckedOutput]:

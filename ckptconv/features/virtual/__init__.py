@@ -8,5 +8,5 @@ make up each file; `expressions` writes and reads them. It is read like the file
 from __future__ import annotations
 
 # The reason why it exceeds a format's budget: it is also a kind of output and a command.
-EXCEEDS = "a description of tensors in other files is written, read and checked"
+EXCEEDS = "it writes, reads and checks a description of tensors in other files"
 PAGES = ("virtual.md", "internals/virtual.md")

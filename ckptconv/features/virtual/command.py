@@ -26,7 +26,7 @@ OF_CONVERSIONS = ("virtual",)
 )
 def virtual(
     source: Annotated[
-        str, typer.Argument(metavar="SOURCE", show_default=False, help="A checkpoint of any format: a path or a URL.")
+        str, typer.Argument(metavar="SOURCE", show_default=False, help="A checkpoint in any format: a path or a URL.")
     ],
     output: Annotated[
         str | None, typer.Argument(metavar="OUTPUT", show_default=False, help="A name that ends in .virtual.json.")
@@ -50,6 +50,7 @@ def virtual(
     target = required(output, options, f", such as {shlex.quote((stem.strip('.') or 'step') + SUFFIX)}")
     if not target.endswith(SUFFIX):
         raise UsageError(
-            f"{target or 'An empty text'} is not a name for a virtual checkpoint.", f"Give one that ends in {SUFFIX}."
+            f"{target or 'An empty text'} is not a name for a virtual checkpoint.",
+            f"Give a name that ends in {SUFFIX}.",
         )
     convert_one("virtual", "", source, target, options)

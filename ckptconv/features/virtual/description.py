@@ -126,13 +126,13 @@ def _source(path: str, file: File, roots: dict[str, int], indices: dict[File, in
         return {**packed, "name": name, "size": file.size}
     if is_held(file.path) or "::" in file.path:
         raise UsageError(
-            f"{file.path} cannot be used in a virtual checkpoint: only files and plain URLs can.",
-            "Copy it to a file, and describe that file.",
+            f"{file.path} cannot be used in a virtual checkpoint, which supports only files and plain URLs.",
+            "Copy it to a file, and use that file.",
         )
     root, name = _divided(path, file.path)
     if leads_out(name, root):
         raise UsageError(
-            f"{file.path} has a name that a virtual checkpoint cannot hold: {leads_out(name, root)}.",
+            f"{file.path} has a name that a virtual checkpoint cannot contain: {leads_out(name, root)}.",
             "Rename it.",
         )
     return {"root": roots.setdefault(root, len(roots)), "name": name, "size": file.size, "stamp": file.stamp}
@@ -159,9 +159,9 @@ def _divided(path: str, source: str) -> tuple[str, str]:
         root, name = _HERE, source[len(base.rstrip("/")) + 1 :]
     elif is_remote(path):
         raise UsageError(
-            f"{path} could not name {source}: on a store, a virtual checkpoint can only name files below its own "
+            f"{path} cannot refer to {source}: on a store, a virtual checkpoint can refer only to files below its own "
             "directory.",
-            "Write it next to the checkpoint, or to a local file.",
+            "Write the virtual checkpoint next to the checkpoint, or to a local file.",
         )
     else:
         root = dirname(source)
@@ -201,8 +201,9 @@ def load(place: Location, *, look: bool = True) -> VirtualDescription:
         version = description.get(_MARK)
         if type(version) is int and version > VERSION:
             raise UnsupportedError(
-                f"{place} is a virtual checkpoint of version {version}, and versions up to {VERSION} are known.",
-                "Read it with a newer ckptconv.",
+                f"{place} is a virtual checkpoint of version {version}, but only versions up to {VERSION} are "
+                "supported.",
+                "Use a newer version of ckptconv.",
             )
         if version != VERSION:
             raise ValueError(f"it does not begin with {BEGINNING.decode()}: {VERSION}")
@@ -214,7 +215,7 @@ def load(place: Location, *, look: bool = True) -> VirtualDescription:
         called, plan_id = (text_of(description.get(key), f"its {key!r}") for key in ("format", "plan"))
     except ValueError as error:
         raise CorruptError(
-            f"{place} is not a valid virtual checkpoint: {error}.", "Write it again with ckptconv virtual."
+            f"{place} is not a valid virtual checkpoint: {error}.", "Write the file again with ckptconv virtual."
         ) from error
     raw = text.encode()
     return VirtualDescription(files, called, plan_id, roots, (len(raw), zlib.crc32(raw)), len(raw))
@@ -287,18 +288,18 @@ def _root(place: Location, root: str) -> str:
     server = after_scheme.partition("/")[0]
     why = ""
     if is_remote(place.path):
-        why = "on a store, it may only refer to its own directory"
+        why = "on a store, a virtual checkpoint may refer only to its own directory"
     elif not root.isprintable() or "\\" in root or ".." in root.removeprefix(_BESIDE).split("/"):
-        why = "it has parts or characters that no such name has"
+        why = "it has parts or characters that such a path must not have"
     elif root.startswith(_BESIDE):
         return os.path.normpath(os.path.join(os.path.realpath(place.parent.path), root))
     elif is_remote(root):
         if scheme in _WITHIN or "::" in root or not colon or not server or any(mark in root for mark in "?#"):
             why = "it is not a plain URL"
         elif ":" in server.rpartition("@")[0]:
-            why = "it has a password"
+            why = "it contains a password"
     elif not os.path.isabs(root):
-        why = "it is neither a URL nor an absolute path, and not next to its own directory"
+        why = "it is neither a URL, nor an absolute path, nor next to the virtual checkpoint"
     if why:
         raise UnsafeError(
             f"{place} reads from {root[:200]!r}, which is not allowed: {why}. Nothing was read from there.",
@@ -320,7 +321,7 @@ def _sources(place: Location, roots: Sequence[str], entries: list[Any], look: bo
             continue
         root = count_of(entry.get("root"), f"the root of {name[:100]!r}")
         if root >= len(roots):
-            raise ValueError(f"a source names root {root} of {len(roots)}")
+            raise ValueError(f"a source refers to root {root}, but there are only {len(roots)}, from 0")
         check_inside(name, place.path, roots[root])
         path = join(roots[root], name)
         directories[dirname(path)] += 1
@@ -347,11 +348,11 @@ def _packed(entry: dict[str, Any], name: str, size: int, sources: Sequence[File]
     if crc is not None:
         count_of(crc, f"the checksum of {name[:100]!r}")
     if offset + nbytes > sources[index].size:
-        raise ValueError(f"{name[:100]!r} ends at byte {offset + nbytes} of a file of {sources[index].size}")
+        raise ValueError(f"{name[:100]!r} ends at byte {offset + nbytes}, but its file has {sources[index].size} bytes")
     if method == "deflate":
         check_ratio(name, nbytes, size)
     if method == "overwriting" and size > _MOST_OVERWRITTEN:
-        raise ValueError(f"{name[:100]!r} has the size {size}")
+        raise ValueError(f"{name[:100]!r} has the invalid size {size}")
     if method not in unpacking(name[:100]).UNPACKING:
         raise ValueError(f"{name[:100]!r} uses the unknown compression {method[:100]!r}")
     return File(name, size, "", Packed(sources[index], offset, nbytes, crc, method))
@@ -368,15 +369,16 @@ def _check_unchanged(place: Location, file: File, now: Entry) -> None:
         directory = place.parent.path
         is_below = file.path.startswith(directory if directory in ("", "/") else f"{directory}/")
         raise CorruptError(
-            f"{file.path} has changed since {place} was made: it no longer exists."
+            f"{file.path} has changed since {place} was written: it no longer exists."
             + (" The virtual checkpoint was moved without its source, or the source was removed." if is_below else ""),
-            f"{'Move it back, or move its source next to it' if is_below else 'Put it back'}; or write it again.",
+            f"{'Move the virtual checkpoint back, or move its source next to it' if is_below else 'Restore the file'}; "
+            "or write the virtual checkpoint again.",
         )
-    present = f"it had {file.size} bytes, and has {now.file.size} now"
+    present = f"it had {file.size} bytes, but now has {now.file.size}"
     if now.file.size == file.size:
-        present = "it is another version" if is_remote(file.path) else "its modification time is another"
+        present = "it is now another version" if is_remote(file.path) else "its modification time is different"
     raise CorruptError(
-        f"{file.path} has changed since {place} was made: {present}. Nothing was read from there.",
+        f"{file.path} has changed since {place} was written: {present}. Nothing was read from it.",
         "Write the virtual checkpoint again.",
     )
 
@@ -418,15 +420,15 @@ def _file(place: Location, entry: dict[str, Any], decoder: Decoder) -> FilePlan:
         for (key, expected), tensor in zip(stored.items(), tensors, strict=True):
             if (tensor.dtype, tensor.shape) != (expected.dtype, expected.shape):
                 raise ValueError(
-                    f"{key[:100]!r} is {expected.dtype} {list(expected.shape)} in its header, but its expression gives "
-                    f"{tensor.dtype} {list(tensor.shape)}"
+                    f"{key[:100]!r} is {expected.dtype} {list(expected.shape)} in the header, but its expression "
+                    f"yields {tensor.dtype} {list(tensor.shape)}"
                 )
         data = [Data(at.offset, tensor, key) for (key, at), tensor in zip(stored.items(), tensors, strict=True)]
         head = len(raw).to_bytes(8, "little") + raw
         return FilePlan(name, size, (Literal(0, head), *data))
     text = text_of(entry.get("text"), f"the text of {name[:100]!r}").encode()
     if len(text) != size:
-        raise ValueError(f"{name} has {len(text)} bytes of text, but should have {size}")
+        raise ValueError(f"{name} has {len(text)} bytes of text; expected {size}")
     return FilePlan(name, size, (Literal(0, text),))
 
 

@@ -120,7 +120,7 @@ class Encoder:
         # A file holds the numbers as they are rounded: its readers cast those.
         name = "convert" if isinstance(tensor, Rounded) else _NAMES.get(type(tensor))
         if name is None:
-            raise TypeError(f"{type(tensor).__name__} has no form in JSON")
+            raise TypeError(f"{type(tensor).__name__} cannot be written as JSON")
         if isinstance(tensor, Stored) and tensor.strides == contiguous_strides(tensor.shape):
             return [name, self.file(tensor.file), tensor.offset, tensor.dtype.name, list(tensor.shape), None]
         fields = EXPRESSIONS[name].fields
@@ -195,7 +195,7 @@ class Decoder:
         kind, fields = EXPRESSIONS[expression[0]]
         if len(expression) != len(fields) + 1:
             raise ValueError(
-                f"{_shown(expression)} has {len(expression) - 1} fields, where {expression[0]} has {len(fields)}"
+                f"{_shown(expression)} has {len(expression) - 1} fields, but {expression[0]} must have {len(fields)}"
             )
         values: dict[str, Any] = {}
         for (field, form), value in zip(fields, expression[1:], strict=True):
@@ -225,13 +225,13 @@ class Decoder:
     def file(self, value: Any) -> File:
         index = _count(value)
         if index >= len(self._files):
-            raise ValueError(f"it names source {index}, and has {len(self._files)}")
+            raise ValueError(f"it refers to source {index}, but has only {len(self._files)}, from 0")
         return self._files[index]
 
     def numbers(self, value: Any) -> tuple[int, ...]:
         index = _count(value)
         if index >= len(self._lists):
-            raise ValueError(f"it names list {index}, and has {len(self._lists)}")
+            raise ValueError(f"it refers to list {index}, but has only {len(self._lists)}, from 0")
         return self._lists[index]
 
     def files(self, value: Any) -> tuple[File, ...]:
@@ -252,13 +252,13 @@ class Decoder:
             raise ValueError(f"{len(tensor.shape)} dimensions have {len(tensor.strides)} strides")
         steps = ((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.strides, strict=True))
         if tensor.numel and tensor.start + sum(steps) >= tensor.tensor.numel:
-            raise ValueError(f"elements are picked beyond the end of a tensor of {tensor.tensor.numel}")
+            raise ValueError(f"elements are picked beyond the end of a tensor of {tensor.tensor.numel} elements")
 
     def check_partitioned(self, tensor: Partitioned) -> None:
         files, bases, item = tensor.files, tensor.bases, tensor.dtype.itemsize
         if not files or len(files) != len(bases) or len(files) * tensor.piece < tensor.numel:
             raise ValueError(
-                f"{tensor.numel} elements are not {len(bases)} pieces of {tensor.piece} in {len(files)} files"
+                f"{tensor.numel} elements do not fit in {len(bases)} pieces of {tensor.piece} in {len(files)} files"
             )
         key = id(files), id(bases)
         if key not in self._least:
@@ -275,14 +275,14 @@ class Decoder:
         kernel, before = tensor.kernel, tensor.tensor.dtype
         maker = CONVERTING.get(type(kernel)) or JOINING.find(type(kernel))
         if maker is None or not maker.fits(kernel, [before], tensor.dtype):
-            raise ValueError(f"{kernel} does not make {tensor.dtype} of {before}")
+            raise ValueError(f"{kernel} does not yield {tensor.dtype} from {before}")
 
     def check_joined(self, tensor: Joined) -> None:
         kernel, parts = tensor.kernel, tensor.parts
         maker = JOINING.find(type(kernel))
         alike = maker is not None and all(part.shape == parts[0].shape for part in parts)
         if maker is None or not alike or not maker.fits(kernel, [part.dtype for part in parts], tensor.dtype):
-            raise ValueError(f"{kernel} does not make {tensor.dtype} of its parts")
+            raise ValueError(f"{kernel} does not yield {tensor.dtype} from its parts")
 
     def check_tiled(self, tensor: Tiled) -> None:
         dims, parts = len(tensor.shape), tensor.parts
@@ -298,7 +298,7 @@ class Decoder:
             or not maker.fits(tensor)
             or tensor.dtype.name != tile_dtype(tensor.kernel)
         ):
-            raise ValueError(f"{_shown(list(tensor.kernel))} does not make {tensor.dtype} of its parts")
+            raise ValueError(f"{_shown(list(tensor.kernel))} does not yield {tensor.dtype} from its parts")
 
 
 def _reaches(tensor: Tiled) -> bool:
@@ -314,7 +314,7 @@ def _reaches(tensor: Tiled) -> bool:
 
 def _check_within(file: File, stop: int) -> None:
     if stop > file.size:
-        raise ValueError(f"a tensor ends at byte {stop} of {file.path}, which has {file.size}")
+        raise ValueError(f"a tensor ends at byte {stop} of {file.path}, which has only {file.size} bytes")
 
 
 def _check_dim(tensor: LazyTensor, dim: int) -> None:
@@ -325,7 +325,7 @@ def _check_dim(tensor: LazyTensor, dim: int) -> None:
 def _check_elements(shape: tuple[int, ...]) -> None:
     # Empty dimensions do not make the others smaller: strides are products of the others.
     if math.prod(max(extent, 1) for extent in shape) >= MAX_ELEMENTS:
-        raise ValueError(f"{_shown(list(shape))} are more elements than can be counted")
+        raise ValueError(f"the shape {_shown(list(shape))} has more elements than can be counted")
 
 
 _CHECKS: dict[type[LazyTensor], Callable[[Decoder, Any], None]] = {
@@ -340,7 +340,7 @@ _CHECKS: dict[type[LazyTensor], Callable[[Decoder, Any], None]] = {
 
 def _count(value: Any) -> int:
     if type(value) is not int or not 0 <= value < MAX_ELEMENTS:
-        raise ValueError(f"{_shown(value)} stands where a count should")
+        raise ValueError(f"{_shown(value)} is not a count")
     return value
 
 
@@ -368,7 +368,7 @@ def _kernel(value: Any) -> Kernel:
         raise ValueError(f"{_shown(value)} is not a known kernel")
     settings = value[1:]
     if len(settings) != len(kind._fields):
-        raise ValueError(f"{_shown(value)} has {len(settings)} fields, where {value[0]} has {len(kind._fields)}")
+        raise ValueError(f"{_shown(value)} has {len(settings)} fields, but {value[0]} must have {len(kind._fields)}")
     kernel: Kernel = kind(*(_FIELDS[form](setting) for form, setting in zip(_forms(value[0]), settings, strict=True)))
     return kernel
 
@@ -394,13 +394,13 @@ def _forms(name: str) -> tuple[Any, ...]:
 
 def _kinds(value: Any) -> tuple[tuple[int, ...], ...]:
     if type(value) is not list or not value or any(type(kind) is not list or len(kind) != 3 for kind in value):
-        raise ValueError(f"{_shown(value)} joins nothing")
+        raise ValueError(f"{_shown(value)} joins no tensors")
     return tuple(tuple(map(_count, kind)) for kind in value)
 
 
 def _axes(value: Any) -> tuple[tuple[Axis, ...], ...]:
     if type(value) is not list or any(type(axes) is not list or len(axes) > MAX_DIMS for axes in value):
-        raise ValueError(f"{_shown(value)} are not axes")
+        raise ValueError(f"{_shown(value)} is not a list of axes")
     for axis in itertools.chain.from_iterable(value):
         if type(axis) is not list or len(axis) != 3 or _count(axis[2]) < 1:
             raise ValueError(f"{_shown(axis)} is not an axis")
@@ -409,7 +409,7 @@ def _axes(value: Any) -> tuple[tuple[Axis, ...], ...]:
 
 def _text(value: Any) -> str:
     if type(value) is not str:
-        raise ValueError(f"{_shown(value)} is not text")
+        raise ValueError(f"{_shown(value)} is not a string")
     return value
 
 
@@ -421,7 +421,7 @@ def _flag(value: Any) -> bool:
 
 def _texts(value: Any) -> tuple[str, ...]:
     if type(value) is not list:
-        raise ValueError(f"{_shown(value)} is not a list of texts")
+        raise ValueError(f"{_shown(value)} is not a list of strings")
     return tuple(map(_text, value))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ckptconv.features.virtual.description import SUFFIX
 from ckptconv.outputs.kinds import ELSEWHERE, IN_SAFETENSORS, OF_MODELS, OutputKind
 
-_NO_DATA = ("{} has no effect: a virtual checkpoint holds no data.", "")
+_NO_DATA = ("{} has no effect: a virtual checkpoint contains no data.", "")
 KIND = OutputKind(
     "weights",
     "file",

@@ -95,7 +95,7 @@ class VirtualFiles(Mapping[str, VirtualFile]):
         chosen = Options(**options)
         path = normalize(source)
         if chosen.per_rank or chosen.to or further(chosen):
-            raise UsageError("A virtual checkpoint describes the weights of one rank or of all ranks joined.")
+            raise UsageError("A virtual checkpoint can contain only the weights of one rank, or of all ranks joined.")
         self._given = (path, dict(options))
         self._closed = False
         self.lost = LostValues(chosen.dtype or "their dtype")
@@ -172,7 +172,7 @@ class VirtualFiles(Mapping[str, VirtualFile]):
         self._check_open()
         path, options = self._given
         if is_held(path):
-            raise UsageError(f"{path} cannot be opened in another process: it came through a pipe.")
+            raise UsageError(f"{path} cannot be opened in another process, because it was read through a pipe.")
         return _reopened, (path, options, self.version)
 
     def __getitem__(self, name: str) -> VirtualFile:

@@ -32,7 +32,7 @@ class VirtualFileSystem(AbstractFileSystem):  # type: ignore[misc]
         super().__init__(**of_fsspec)
         if not source and not fo:
             raise UsageError(
-                "The file system needs a checkpoint.", 'Give it as source: filesystem("ckptconv", source=PATH).'
+                "The file system requires a checkpoint.", 'Give it as source: filesystem("ckptconv", source=PATH).'
             )
         if of_fsspec.get("target_options"):
             options.setdefault("storage_options", of_fsspec["target_options"])
@@ -72,7 +72,10 @@ class VirtualFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     def _open(self, path: str, mode: str = "rb", block_size: Any = None, **options: Any) -> VirtualFileReader:
         if mode != "rb":
-            raise UsageError(f"{path} is computed when it is read, and cannot be written.", "Convert the checkpoint.")
+            raise UsageError(
+                f"{path} is computed when it is read, and cannot be written.",
+                "To write files, convert the checkpoint.",
+            )
         return VirtualFileReader(self, path, mode, block_size or "default", **options)
 
 

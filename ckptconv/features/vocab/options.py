@@ -15,7 +15,7 @@ def _rows(value: Any, called: str) -> int:
     try:
         return parse_count(value, called, 1, 1 << 31)
     except UsageError as error:
-        raise UsageError(error.message, "It keeps the first N rows; others cannot be chosen.") from None
+        raise UsageError(error.message, "--vocab keeps the first N rows; other rows cannot be selected.") from None
 
 
 ROWS = counted(1, 1 << 31)._replace(parse=_rows)
@@ -26,8 +26,7 @@ class VocabularyOptions(Given):
 
     vocab: int | None = deciding(
         ROWS,
-        "Convert only the first N rows of embeddings and head. None are added: of the outputs, only --to megatron pads "
-        "embeddings.",
+        "Convert only the first N rows of embeddings and head. Rows are not added: only --to megatron pads embeddings.",
         metavar="N",
         group=TAKE,
     )
@@ -36,4 +35,4 @@ class VocabularyOptions(Given):
 GIVEN = VocabularyOptions
 # Other words for it, as commands and as options.
 OTHER_WORDS = {"convert --vocab N": ("resize", "resize-vocab", "resize-embeddings")}
-OTHER_OPTIONS = {"--vocab-size": "Use --vocab N."}
+OTHER_OPTIONS = {"--vocab-size --true-vocab-size": "Use --vocab N."}

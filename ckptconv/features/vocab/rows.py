@@ -37,14 +37,14 @@ def cut(count: int, tensors: Mapping[str, LazyTensor], path: str) -> tuple[int, 
     vocabulary = [*filter(places.is_of_vocabulary, tensors)]
     size = max((tensors[name].shape[0] for name in vocabulary if len(tensors[name].shape) > 1), default=0)
     if count > size:
-        has = f"has {size} rows" if size else "has no embeddings or head that are known by name"
-        hint = f"Give at most {size}: no rows are added." if size else ""
+        has = f"has {size} rows" if size else "contains no embeddings or head with a known name"
+        hint = f"Specify at most {size}: --vocab adds no rows." if size else ""
         raise UsageError(f"--vocab {count} keeps {count} rows, but {path} {has}.", hint)
     outer = (name for name in tensors if name not in vocabulary and not places.numbered(name))
     if alike := next((name for name in outer if tensors[name].shape[:1] == (size,) and not places.is_beside(name)), ""):
         raise UnsupportedError(
-            f"{path}: {alike} has {size} rows as the vocabulary has, and it is not known whether they belong to it.",
-            f"Leave it out with --exclude {alike}, or leave --vocab out.",
+            f"{path}: {alike} has {size} rows, as many as the vocabulary, but may not be part of it.",
+            f"Leave it out with --exclude {alike}, or leave out --vocab.",
         )
     rows: dict[str, tuple[int, int]] = {}
     for name in vocabulary:
@@ -58,7 +58,7 @@ def cut(count: int, tensors: Mapping[str, LazyTensor], path: str) -> tuple[int, 
             block = -(-size // shape[0]) if any(word in name.rpartition(".")[2] for word in ("scale", "zero")) else 0
             if block < 2 or -(-size // block) != shape[0] or count % block:
                 raise UnsupportedError(
-                    f"{path}: {name} has the shape {list(shape)}, and the vocabulary {size} rows: --vocab "
+                    f"{path}: {name} has the shape {list(shape)}, but the vocabulary has {size} rows: --vocab "
                     f"{count} cannot cut it.",
                     "Use --dequantize to cut plain weights." if block > 1 else "Leave --vocab out.",
                 )
@@ -87,7 +87,8 @@ def edited(config: Mapping[str, Any], before: int, after: int) -> Edited:
         if re.search(r"_token_(?:id|index)$", key) and beyond:
             if key == _PAD:
                 raise UsageError(
-                    f"config.json says {where} {beyond[0]}, but the part has rows 0 to {after - 1} of the vocabulary.",
+                    f"config.json specifies {where} {beyond[0]}, but the output contains rows 0 to {after - 1} of "
+                    "the vocabulary.",
                     f"Keep at least {beyond[0] + 1} rows.",
                 )
             editor.notes.append(f"{where} of config.json is {brief(value)}, beyond the {after} rows of the vocabulary.")
@@ -104,12 +105,12 @@ def _selected(chosen: Selected, source: Source, options: Options, reference: Sel
     size, kept = cut(vocabulary.rows, chosen.tensors, source.path)
     for name, tensor in chosen.quantized.items():
         if any(parted.prefix_of(name) + part in kept for part in tensor.parts):
-            raise UsageError(f"{name} is quantized by torchao, of which no rows are taken.", "Use --dequantize.")
+            raise UsageError(f"{name} is quantized by torchao, whose rows --vocab cannot select.", "Use --dequantize.")
     tensors = {**chosen.tensors, **kept}
     values = tensors_alone(chosen, "a part of a model")
     warnings = [
         f"{name} has {count:,} tokens, {count - vocabulary.rows:,} more than the {vocabulary.rows:,} rows of the "
-        "vocabulary: the model fails on text that has one of these."
+        "vocabulary: the model fails on text with one of these additional tokens."
         for name, count in vocabulary.tokens.items()
         if count > vocabulary.rows
     ]
@@ -121,15 +122,15 @@ def _selected(chosen: Selected, source: Source, options: Options, reference: Sel
         structured=False,
         unmapped=chosen.first,
         warnings=(*chosen.warnings, *warnings),
-        notes=(*chosen.notes, *values, f"{vocabulary.rows:,} of {size:,} rows of the vocabulary."),
+        notes=(*chosen.notes, *values, f"The output has {vocabulary.rows:,} of {size:,} rows of the vocabulary."),
     )
     return configured(chosen, source, lambda config: edited(config, size, vocabulary.rows))
 
 
 def _states(source: Source, states: Mapping[str, Any], groups: Sequence[Any], ties: Mapping[str, str]) -> NoReturn:
     raise UsageError(
-        "--vocab takes a part of the weights, and the optimizer's states are those of all.",
-        "Convert the states without it.",
+        "--vocab converts a part of the weights, but the optimizer's states belong to all weights.",
+        "Convert the states without --vocab.",
     )
 
 

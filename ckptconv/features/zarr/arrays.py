@@ -76,7 +76,7 @@ def _lacking(name: str, layout: Layout, chunks: Container[Shape], values: Contai
     cell = tuple(map(operator.floordiv, start, layout.chunk))
     key = f"{name}/{layout.named(cell)}"
     inside = f", in its shard {key}" if tuple(map(operator.mul, cell, layout.chunk)) in values else f": {key}"
-    return damaged(f"{layout.where} lacks the chunk of its elements from {list(start)} on{inside}.")
+    return damaged(f"{layout.where} lacks the chunk that begins at element {list(start)}{inside}.")
 
 
 def _layouts(stored: Mapping[str, Mapping[str, Value]], files: Files) -> dict[str, Layout]:
@@ -84,8 +84,8 @@ def _layouts(stored: Mapping[str, Mapping[str, Value]], files: Files) -> dict[st
     for name, values in stored.items():
         versions = [version for version in layouts.DESCRIPTIONS if version in values]
         if len(versions) != 1 or values[versions[0]].length > _MOST_JSON:
-            has = "described twice, or at too great length" if versions else "not there"
-            raise CorruptError(f"{files.place}: the array {quoted(name)}, which its tree names, is {has}.")
+            has = "described twice, or in a file that is too long" if versions else "missing"
+            raise CorruptError(f"{files.place}: the array {quoted(name)}, which its tree lists, is {has}.")
         version_of[name] = versions[0]
     contents = files.contents([stored[name][version] for name, version in version_of.items()])
     return {
@@ -121,7 +121,9 @@ def _inner(layout: Layout, value: Value, index: bytes, start: Shape) -> Iterator
         if offset == length == _ABSENT:
             continue
         if not first <= offset <= offset + length <= last:
-            raise damaged(f"{where}: a chunk of {length} bytes is said to begin at byte {offset} of {value.length}.")
+            raise damaged(
+                f"{where}: a chunk of {length} bytes at byte {offset} does not fit into its {value.length} bytes."
+            )
         taken.append((offset, offset + length))
         begin = tuple(map(operator.add, start, map(operator.mul, cell, layout.inner)))
         if all(map(operator.lt, begin, layout.shape)):
@@ -135,11 +137,11 @@ def _joined(layout: Layout, stored: dict[Shape, Value]) -> LazyTensor:
     steps = _steps(layout)
     cells = math.prod(map(len, steps))
     if len(stored) < cells and not layout.is_zero:
-        raise UnsupportedError(f"{layout.where} has parts that are not stored, and a value for them that is not zero.")
+        raise UnsupportedError(f"{layout.where} lacks chunks, and its fill value for them is not zero.")
     if cells and not stored:
         return Zeros(layout.dtype, layout.shape)
     if cells > _GROWTH * len(stored) + _ROOM:
-        raise LimitError(f"{layout.where} is cut into {cells} pieces, and has {len(stored)} of them.")
+        raise LimitError(f"{layout.where} is divided into {cells} chunks, but contains only {len(stored)} of them.")
     tiles = []
     for start in itertools.product(*steps):
         box = tuple(map(min, layout.inner, map(operator.sub, layout.shape, start)))
@@ -165,7 +167,7 @@ def _chunk(layout: Layout, value: Value, box: Shape) -> LazyTensor:
             data = content_of(data, method, where, size)
             length = len(data)
     if length != layout.nbytes:
-        raise damaged(f"{where} has {length} bytes, and a chunk of {layout.where} has {layout.nbytes}.")
+        raise damaged(f"{where} has {length} bytes, but a chunk of {layout.where} needs {layout.nbytes}.")
     tensor: LazyTensor = Stored(file, offset, layout.dtype, box, layout.strides)
     if data is not None:
         tensor = Picked(Inline(data, layout.dtype, layout.stored), 0, box, layout.strides)

@@ -128,7 +128,7 @@ def layout_of(data: bytes, where: str, version: str) -> Layout:
         strict_json.check(description, _SHAPES[version], f"its {version}")
         layout = (_second if version == SECOND else _third)(description, where)
     except ValueError as error:
-        raise CorruptError(f"{where} is described otherwise than zarr does: {error}.") from None
+        raise CorruptError(f"{where} has an invalid zarr description: {error}.") from None
     shapes = layout.shape, layout.chunk, layout.inner
     if (
         len({*map(len, shapes)}) > 1
@@ -138,7 +138,8 @@ def layout_of(data: bytes, where: str, version: str) -> Layout:
         or any(math.prod(shape) * layout.dtype.itemsize >= MAX_BYTES for shape in shapes)
     ):
         raise CorruptError(
-            f"{where} has the shape {brief(layout.shape)}, in chunks of {brief(layout.chunk)}, {brief(layout.inner)}."
+            f"{where} has an invalid layout: shape {brief(layout.shape)}, chunks {brief(layout.chunk)}, inner chunks "
+            f"{brief(layout.inner)}."
         )
     return layout
 
@@ -173,18 +174,20 @@ def _third(fields: dict[str, Any], where: str) -> Layout:
         codecs, inner = settings["codecs"], tuple(settings["chunk_shape"])
         names = [codec["name"] for codec in settings["index_codecs"]]
         if names not in (["bytes"], ["bytes", _CRC32C]) or _swapped(settings["index_codecs"][0], 8, where) > 1:
-            raise UnsupportedError(f"{where} has shards whose index is packed by {brief(names)}.")
+            raise UnsupportedError(
+                f"{where} has shards with an index that is packed by {brief(names)}, which is not supported."
+            )
         index = Index(settings.get("index_location") == "start", _CRC32C in names)
     order = tuple(range(len(chunk)))
     while codecs and codecs[0]["name"] == "transpose":
         axes = _configured(codecs[0])["order"]
         if sorted(axes) != sorted(order):
-            raise ValueError(f"its codec transpose has the order {brief(axes)}")
+            raise ValueError(f"its codec transpose has the invalid order {brief(axes)}")
         order, codecs = tuple(order[axis] for axis in axes), codecs[1:]
     if not codecs or codecs[0]["name"] != "bytes":
         names = [codec["name"] for codec in codecs]
         raise UnsupportedError(
-            f"{where} is packed by {some(names) if names else 'no codec'}, and not by 'bytes' first, as expected."
+            f"{where} is packed by {some(names) if names else 'no codec'}, but the codec 'bytes' was expected first."
         )
     is_own = encoding["name"] == "default"
     separator = encoding.get("configuration", {}).get("separator", "/" if is_own else ".")
@@ -207,7 +210,7 @@ def _swapped(codec: dict[str, Any], size: int, where: str) -> int:
     """Return the size of units of `size` bytes if the codec `bytes` stores them big-endian; 1 if not."""
     order = _configured(codec).get("endian")
     if order is None and size > 1:
-        raise CorruptError(f"{where} does not say which byte of its numbers is first: its codec bytes has no endian.")
+        raise CorruptError(f"{where} does not specify its byte order: its codec bytes has no endian.")
     return size if order == "big" else 1
 
 
@@ -223,7 +226,8 @@ def _packings(codecs: Sequence[dict[str, Any]], where: str, known: tuple[str, ..
     odd = [codec["name"] for codec in codecs if codec["name"] not in known]
     if odd:
         raise UnsupportedError(
-            f"{where} is packed by {brief(odd[0])}, which is not read.", "Save it again as Orbax does by itself."
+            f"{where} is packed by {brief(odd[0])}, which is not supported.",
+            "Save it again with Orbax's default settings.",
         )
     return tuple(_METHODS[codec["name"]] for codec in reversed(codecs))
 
@@ -232,7 +236,7 @@ def _dtype(name: Any, where: str) -> DType:
     dtype = DTYPES.get(name) if type(name) is str else None
     if dtype is None or not (dtype.code or dtype.kind == "c") or dtype.name.endswith("_x2"):
         raise UnsupportedError(
-            f"{where} has elements of {brief(name)}, which tensors do not support.", "--key takes other arrays."
+            f"{where} has elements of {brief(name)}, which tensors do not support.", "Use --key to select other arrays."
         )
     return dtype
 

@@ -505,7 +505,7 @@ def test_an_option_of_convert_is_refused_with_what_to_do_instead(tmp_path: Path)
 def test_names_of_tensors_are_a_list(tmp_path: Path) -> None:
     save_file({"a": torch.ones(2), "b": torch.ones(2)}, tmp_path / "x.safetensors")
     with ckptconv.open(tmp_path / "x.safetensors") as ck:
-        with pytest.raises(UsageError, match="get_tensors takes a list of names") as caught:
+        with pytest.raises(UsageError, match="get_tensors expects a list of names") as caught:
             ck.get_tensors("ab")
         assert "fnmatch.filter(ck, 'ab')" in caught.value.hint
         assert list(ck.get_tensors(["a"])) == ["a"]

@@ -18,6 +18,6 @@ except ckptconv.UsageError as error:
 """
     done = prepared().run(without(["torch"], code, tmp_path), cwd=tmp_path)
     assert done.stdout == (
-        "torch is needed for its tensors, but cannot be imported: No module named torch. Install it: pip install "
-        "'ckptconv[torch]'. Or open with framework=\"np\".\n"
+        "Tensors of torch require the package torch, which cannot be imported: No module named torch. "
+        "Install it: pip install 'ckptconv[torch]'. Or open with framework=\"np\".\n"
     )

@@ -249,8 +249,8 @@ def test_a_larger_vocabulary_is_met_with_the_command_that_makes_it_as_large(larg
         Path(name).mkdir()
         save_file({"embed_tokens.weight": torch.ones(rows, 4), "norm": torch.ones(4)}, f"{name}/model.safetensors")
         Path(name, "config.json").write_text(json.dumps({"vocab_size": rows}))
-    said = ckptconv_here("average", "0", "1", "out").refused(1, f"average one of the same size instead of {larger}: ")
-    done(ckptconv_here(*shlex.split(said.partition(f"{larger}: ckptconv ")[2])))
+    said = ckptconv_here("average", "0", "1", "out").refused(1, f"cut {larger} first, and average CUT instead: ")
+    done(ckptconv_here(*shlex.split(said.partition("CUT instead: ckptconv ")[2])))
     done(ckptconv_here("average", *("CUT" if name == larger else name for name in ("0", "1")), "out"))
     assert load_file("out/model.safetensors")["embed_tokens.weight"].shape == (8, 4)
 
@@ -291,9 +291,9 @@ def test_values_that_are_no_numbers_are_warned_of(dtype: str) -> None:
 @pytest.mark.parametrize(
     ("given_", "word"),
     [
-        ({"weights": [1, -1]}, "sum to zero; an average needs another sum."),
-        ({"weights": [1]}, "--weights gives 1 weight, but there are 2 checkpoints"),
-        ({"weights": [1, 2, 3]}, "in one word: --weights 1,1"),
+        ({"weights": [1, -1]}, "sum to zero, but an average requires a sum that is not zero."),
+        ({"weights": [1]}, "--weights has 1 weight for 2 checkpoints"),
+        ({"weights": [1, 2, 3]}, "without spaces: --weights 1,1"),
         ({"weights": "1,x"}, "such as 1,1,2"),
         ({"weights": [1, 1], "ema": 0.9}, "one of them"),
         *(({"ema": wrong}, "a decay from 0 to 1, such as 0.99") for wrong in (1.5, -0.1, "90%", True, "nan")),
@@ -309,9 +309,9 @@ def test_weights_that_make_no_average_are_refused(given_: dict[str, Any], word: 
 
 def test_one_checkpoint_has_no_average() -> None:
     (name,) = saved(model(0))
-    with pytest.raises(UsageError, match="needs at least 2 checkpoints, but 1 was given"):
+    with pytest.raises(UsageError, match="requires at least 2 checkpoints; given: 1"):
         average(name, "out")
-    with pytest.raises(UsageError, match="at most 1,000 can be averaged at once"):
+    with pytest.raises(UsageError, match="at most 1,000 can be averaged in one run"):
         average([name] * 1001, "out")
 
 
@@ -366,8 +366,8 @@ def test_an_average_is_no_file_for_torch() -> None:
 
 
 def test_an_option_that_a_command_does_not_have_leads_to_what_does() -> None:
-    ckptconv_here("average", "runs", "x", "--last", 3).refused(2, "no option --last. Name the steps before OUTPUT")
-    ckptconv_here("convert", "a", "x", "--ema", 1).refused(2, "such as --key ema", "ckptconv average has --ema")
+    ckptconv_here("average", "runs", "x", "--last", 3).refused(2, "no option --last. List the steps before OUTPUT")
+    ckptconv_here("convert", "a", "x", "--ema", 1).refused(2, "such as --key ema", "use ckptconv average --ema")
     if "vocab" in OPTIONS:
         ckptconv_here("average", "a", "x", "--vocab", 1).refused(2, "no option --vocab. ckptconv convert has --vocab.")
 
@@ -389,10 +389,11 @@ def test_the_report_says_which_dtype_several_became() -> None:
     one, other = model(0), {name: t.double() if t.is_floating_point() else t for name, t in model(1).items()}
     report = average(saved(one, other), "out.safetensors")
     assert (
-        "1 tensor of bfloat16 and float64 became float64, as in 1.safetensors; --dtype gives another." in report.notes
+        "1 tensor with the dtypes bfloat16 and float64 became float64, as in 1.safetensors; use --dtype to "
+        "select another." in report.notes
     )
     report = average(saved(other, one), "out.safetensors", dtype="fp32")
-    assert any("of float64 and bfloat16 became float32, that of the output." in note for note in report.notes)
+    assert any("float64 and bfloat16 became float32, the dtype of the output." in note for note in report.notes)
     assert not any("became" in note for note in average(saved(one, model(1)), "out.safetensors").notes)
 
 
@@ -496,20 +497,20 @@ def test_a_last_step_for_torch_is_no_output() -> None:
 def test_one_run_is_no_list_of_steps(tmp_path: Path) -> None:
     save_file({"w": torch.ones(2)}, tmp_path / "m.safetensors")
     run = ckptconv_here("average", tmp_path / "m.safetensors", tmp_path / "out")
-    run.refused(2, "An average needs at least 2 checkpoints, but 1 was given.", "RUN/step-1 RUN/step-2")
+    run.refused(2, "An average requires at least 2 checkpoints; given: 1.", "RUN/step-1 RUN/step-2")
 
 
 def test_other_ways_to_merge_are_said_what_there_is_here() -> None:
     for option in ("--method", "--alpha"):
         told = ckptconv_here("average", "0.safetensors", "1.safetensors", "out", option, "slerp").refused(2)
-        assert "An average is the weighted mean of tensors, by --weights" in told
+        assert "ckptconv average computes the weighted mean of tensors, with --weights" in told
 
 
 def test_weights_in_several_words_are_told_apart_from_checkpoints() -> None:
     names = saved(model(0), model(1))
     for words in ([*names, "out", "--weights", "0.5", "0.5"], ["--weights", "0.5", "0.5", *names, "out"]):
         run = ckptconv_here("average", *words)
-        run.refused(2, "0.5 was read as a path, not as a weight.", "in one word: --weights 1,1,2")
+        run.refused(2, "0.5 was read as a path, not as a weight.", "without spaces: --weights 1,1,2")
 
 
 def test_a_pattern_that_the_shell_did_not_expand_is_named() -> None:

@@ -66,13 +66,15 @@ def test_who_gives_several_inputs_without_it_is_led_to_it(place: Path) -> None:
     hint = "convert INPUT... --output-dir DIR"
     assert f"To convert several inputs: ckptconv {hint}." in refused(2, "pt2safetensors", "a.pt", "b.pt")
     assert f"Several inputs: ckptconv {hint}." in refused(2, "pt2safetensors", "a.pt", "b.pt", "c.pt")
-    assert "give --output-dir DIR instead of OUTPUT" in refused(2, "convert", "a.pt", "b c.pt", "d.pt")
+    assert "use --output-dir DIR instead of OUTPUT" in refused(2, "convert", "a.pt", "b c.pt", "d.pt")
     several = refused(2, "convert", "--dtype", "bf16", "float16", "a.pt", "b.safetensors")
     assert "If 'float16' is a second value of an option, leave it out" in several
-    assert "Give the directory too: --output-dir DIR" in refused(2, "convert", "a.pt", "out", "--output-name", "{stem}")
+    assert "Specify the directory too: --output-dir DIR" in refused(
+        2, "convert", "a.pt", "out", "--output-name", "{stem}"
+    )
     err = refused(2, "convert", "in")
     assert re.search(r"ckptconv (convert in/a.pt 'in/b c.pt' --output-dir) DIR", err), err
-    assert "Name OUTPUT after INPUT;" in refused(2, "pt2safetensors", "a.pt", "--output-dir", "y")
+    assert "Specify OUTPUT after INPUT." in refused(2, "pt2safetensors", "a.pt", "--output-dir", "y")
     assert "ckptconv convert has --output-name." in refused(2, "pt2safetensors", "a.pt", "--output-name", "y")
 
 
@@ -201,7 +203,7 @@ def test_templates_name_files_and_directories(place: Path) -> None:
     err = refused(2, "convert", *words, "--output-dir", "o")
     assert "The outputs of r1/model.pt and r2/model.pt would both be o/model.safetensors. They were not conv" in err
     assert err.count("--output-name") == 1
-    proposed = re.findall("--output-name, such as '(.+?)'", err)
+    proposed = re.findall("different names, such as '(.+?)'", err)
     assert not Path("o").exists()
     assert proposed
     for template, expected in [
@@ -260,7 +262,7 @@ def test_no_two_outputs_have_one_name_and_none_leads_out_of_the_directory(
 
 
 def test_what_is_no_template_or_leads_out_is_refused() -> None:
-    fields = r"not a template.*\{stem\}, \{name\}, \{parent\}, \{number\}"
+    fields = r"not a valid template.*\{stem\}, \{name\}, \{parent\}, \{number\}"
     for said, templates in (
         ("not a valid name in out", ["..", "../{stem}", "/{stem}", "{stem}/..", "{stem}//x", ".", "a/./b"]),
         (fields, ["{stem", "{}", "{0}", "{other}", "{stem.upper}", "{stem!r}", "{number:03}", "}"]),
@@ -427,7 +429,7 @@ def test_after_a_signal_the_table_says_what_was_done_and_what_not(tmp_path: Path
     assert rows["b.pt"].endswith("interrupted")
     assert rows["c.pt"].endswith("not begun")
     assert err.splitlines()[-1] == (
-        "ckptconv: Stopped by SIGINT. 1 of 3 inputs converted; no output of the others was published."
+        "ckptconv: Stopped by SIGINT. 1 of 3 inputs converted; no other output was published."
     )
 
 
@@ -454,14 +456,14 @@ def test_a_worker_that_dies_fails_its_input_alone(place: Path, monkeypatch: pyte
     run = ckptconv_here("convert", "a.pt", "b.pt", "c.pt", "--output-dir", "o", "--jobs", "2", "--json")
     assert run.code == 1
     assert [each["ok"] for each in run.json["results"]] == [True, False, True]
-    assert "the process that converted it ended with signal 9" in run.json["results"][1]["error"]["message"]
+    assert "its conversion process ended with signal 9" in run.json["results"][1]["error"]["message"]
     assert sorted(os.listdir("o")) == ["a.safetensors", "c.safetensors"]
 
 
 def test_shards_of_one_set_are_to_be_converted_as_a_set() -> None:
     shards = [f"model/model-{number:05}-of-00002.safetensors" for number in (1, 2)]
-    assert "Shards are converted as a set: ckptconv convert model out." in refused(2, "convert", *shards, "out")
+    assert "Convert the shards together: ckptconv convert model out." in refused(2, "convert", *shards, "out")
     other = refused(2, "convert", *shards, "other/model-00001-of-00002.safetensors")
-    assert "To convert each of several inputs, give --output-dir DIR instead of OUTPUT." in other
+    assert "To convert several inputs separately, use --output-dir DIR instead of OUTPUT." in other
     told = refused(2, "convert", "--", "a.pt", "b c.pt", "--output-dir", "made")
-    assert "After --, every word is the name of a file, also --output-dir: put options before --." in told
+    assert "After --, every argument is a file name, including --output-dir: put options before --." in told

@@ -131,12 +131,12 @@ def test_the_command_line(source: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("place", "reason"),
-    [("out.safetensors", "one file"), ("source", "the directory of the input"), ("out", "no configuration")],
+    [("out.safetensors", "a single file"), ("source", "the input's directory"), ("out", "no model configuration")],
 )
 def test_where_nothing_can_be_copied_that_is_said_to_who_asked_for_it(
     place: str, reason: str, source: Path, tmp_path: Path
 ) -> None:
-    if reason == "no configuration":
+    if reason == "no model configuration":
         for name in BROUGHT:
             (source / name).unlink()
     before = content(source)
@@ -262,7 +262,7 @@ def test_what_an_earlier_output_brought_is_replaced_or_goes(source: Path, tmp_pa
     assert any("removed" in note and "merges.txt" in note and "config.json" not in note for note in report.notes)
     report = convert(source, out, rename=["^layers=blocks"])
     assert brought(out) == {}
-    assert any("config.json" in text and "--copy-config copies such files" in text for text in report.warnings)
+    assert any("config.json" in text and "--copy-config copies these files" in text for text in report.warnings)
 
 
 def test_copies_of_an_earlier_output_that_an_option_declines_are_removed_with_a_note(

@@ -235,8 +235,8 @@ def test_the_archives_made_here_are_sound(tmp_path: Path) -> None:
 DAMAGED = {
     "more than is recorded": (deflate(CONTENT + b"\0"), "inflates to more than the 4000 bytes"),
     "a bomb": (deflate(bytes(8 * MIB)), "inflates to more than the 4000 bytes"),
-    "less": (deflate(CONTENT[:-1]), "inflates to 3999 bytes, but 4000 are recorded"),
-    "unfinished": (GOOD[:-9], "inflates to"),
+    "less": (deflate(CONTENT[:-1]), "inflates to 3999 bytes, but 4000 bytes are recorded"),
+    "unfinished": (GOOD[:-9], "data is cut short, after"),
     "something behind it": (GOOD + b"\0", "data follows its end"),
     "another content": (deflate(CONTENT[::-1]), "its checksum is"),
     "no deflate": (b"\xff" * 900, "cannot be inflated"),

@@ -129,4 +129,8 @@ def with_manifest(source: Path, here: Path) -> Path:
     return here / "dcp"
 
 
-OTHER_OPTIONS = {"--reset-optimizer": "--to dcp writes optimizer states only with --states"}
+OTHER_OPTIONS = {
+    "--reset-optimizer": "--to dcp writes optimizer states only with --states",
+    "--world-size": "--chunks N cuts their tensors for N",
+    "--load-dir": "Name INPUT first, then OUTPUT",
+}

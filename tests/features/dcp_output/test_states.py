@@ -91,4 +91,6 @@ def test_states_of_no_parameter_of_the_model_are_refused(tmp_path: Path) -> None
     states = {"state": {"b": {"exp_avg": torch.zeros(2)}}, "param_groups": [{"params": ["b"]}]}
     torch.save(states, tmp_path / "optimizer.pt")
     words = ["safetensors2dcp", tmp_path / "model.safetensors", tmp_path / "out", "--states"]
-    ckptconv_here(*words, tmp_path / "optimizer.pt").refused(5, "has states of 'b', but the model has no parameters")
+    ckptconv_here(*words, tmp_path / "optimizer.pt").refused(
+        5, "contains states of 'b', but the model has no parameters"
+    )

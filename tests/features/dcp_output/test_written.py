@@ -594,6 +594,27 @@ def test_what_accelerate_reads_beside_is_left_to_the_run_and_named(tmp_path: Pat
     assert any("--states" in note and "optimizer_0" in note for note in report.notes)
 
 
+def test_settings_by_parameter_are_kept_by_the_option_that_a_note_names(tmp_path: Path) -> None:
+    flat = made(NESTED, tmp_path / "flat", "--states", NESTED, "--flat-optimizer", "--model-key", "model")
+    weights = tmp_path / "m.safetensors"
+    ckptconv.convert(flat, weights)
+    note = f"{flat} has the optimizer's settings by parameter, as torchtitan loads them, and the output by group: "
+    for source in (flat, weights):
+        words = ("convert", source, tmp_path / "out", "--to", "dcp", "--states", flat, "--dry-run")
+        assert f"{note}--flat-optimizer keeps them" in done(ckptconv_here(*words)).out
+        for chosen in (("--flat-optimizer",), *([("--like", flat)] if "like" in OPTIONS else ())):
+            assert note not in done(ckptconv_here(*words, *chosen)).out
+    # All of a state has its optimizer as it is, and needs no states.
+    words = ("convert", flat, tmp_path / "out", "--to", "dcp", "--key", ".", "--dry-run")
+    ckptconv_here(*words, "--states", flat).refused(2, "--key . takes an optimizer as it is: leave out --states.")
+    done(ckptconv_here(*words))
+    # Without an option for it, or without settings, there is no choice.
+    for kind in ("accelerate", "dcp-hf"):
+        words = ("convert", flat, tmp_path / "out", "--to", kind, "--states", flat, "--dry-run")
+        assert note not in done(ckptconv_here(*words)).out
+    assert note not in done(ckptconv_here("convert", NESTED, tmp_path / "out", "--to", "dcp", "--states", NESTED)).out
+
+
 def test_other_keys_than_those_of_the_input_are_named_with_the_options_that_keep_them(tmp_path: Path) -> None:
     keys = ("--model-key", "app.model", "--optimizer-key", "app.optim")
     step = made(NESTED, tmp_path / "step", "--states", NESTED, *keys)

@@ -70,7 +70,7 @@ def test_a_changed_byte_is_seen(tmp_path: Path) -> None:
     "index, others, method, words",
     [
         (INDEX, {}, zipfile.ZIP_DEFLATED, "is compressed, but DDUF stores members uncompressed."),
-        ([], {}, zipfile.ZIP_STORED, "its model_index.json is not an object"),
+        ([], {}, zipfile.ZIP_STORED, "its model_index.json is not a JSON object"),
         ({"unet": []}, {}, zipfile.ZIP_STORED, "'vae/config.json' is not allowed in DDUF."),
         (INDEX, {"unet__x.bin": b""}, zipfile.ZIP_STORED, "'unet/x.bin' is not allowed in DDUF."),
         (INDEX, {"unet__in__x.txt": b""}, zipfile.ZIP_STORED, "'unet/in/x.txt' is not allowed in DDUF."),

@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from cells import verifying
 from checkpoints import ZERO, ckptconv_here, contents, copy_of, done
 
 import ckptconv
@@ -28,6 +29,20 @@ def test_a_run_with_one_checkpoint_is_converted_as_by_its_command(place: Path) -
     shutil.copytree(Z3, place / "in" / "epoch=1.ckpt")
     several = "It holds several: in/epoch=0.ckpt, in/epoch=1.ckpt."
     ckptconv_here("convert", "in", "again").refused(2, several)
+
+
+@verifying
+def test_what_an_output_lacks_is_said_when_it_is_compared(place: Path) -> None:
+    lacks = "Not in the output: the optimizer. Use convert --optimizer PATH for its states."
+    done(ckptconv_here("convert", Z3, "out", "--optimizer", "states"))
+    for words, notes in (
+        (["out"], [lacks]),
+        (["--states", "states"], ["Not in the output: the weights."]),
+        (["out", "--states", "states"], []),
+    ):
+        report = done(ckptconv_here("verify", Z3, *words, "--json")).json
+        assert [note for note in report["notes"] if not note.startswith("Took ")] == notes
+        assert all(note in done(ckptconv_here("verify", Z3, *words)).out for note in notes)
 
 
 def test_classes_of_the_format_are_named_if_asked_for(place: Path) -> None:

@@ -433,6 +433,8 @@ def test_muon_s_momentum_that_may_be_either_is_refused_without_the_weights(tmp_p
     states = str(tmp_path / "states.safetensors")
     refused(checkpoint, UnsupportedError, "'momentum_buffer' of group 0", "does not say which", optimizer=states)
     check(tmp_path, checkpoint, expected(model))
+    # That they are left out is said, without an option that would not convert them.
+    assert open_source(checkpoint, family="deepspeed").notes[-1] == "Not converted: the optimizer."
 
 
 @every("said", [["momentum_buffer"], [["momentum_buffer"]], {0: ["momentum_buffer"]}])

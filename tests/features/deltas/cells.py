@@ -79,11 +79,11 @@ EVALUATED: dict[type[Any], Callable[[Any, Any], Any]] = {Xor: _xor_of, Overlay: 
 REFUSED_KERNELS = {
     "a difference of other parts": (
         ["joined", [["zeros", "uint8", [4]], ["zeros", "uint8", [4]]], ["xor", 1 << 62], "uint8"],
-        "does not make",
+        "does not yield",
     ),
     "changes of other bytes": (
         ["joined", [["zeros", "uint8", [4]], ["zeros", "uint16", [5]]], ["overlay", 1 << 60], "uint8"],
-        "does not make",
+        "does not yield",
     ),
 }
 
@@ -120,7 +120,7 @@ SAID = [
     (
         f"diff model.pt model.pt {option.flags[0]} {value}",
         2,
-        f"{option.flags[0]} needs --delta: it applies only to a delta;--delta DIR",
+        f"{option.flags[0]} requires --delta: it applies only to a delta;--delta DIR",
     )
     for option, value in zip(list(OF_DIFF.values())[1:], ("overwrite", "blake3", 2), strict=True)
 ]

@@ -251,7 +251,7 @@ def test_a_chain_of_deltas_is_applied_in_its_order(tmp_path: Path) -> None:
     for wrong in (names[::-1], [names[0], names[2]]):
         with pytest.raises(UsageError, match="changes version"):
             patch(paths[0], wrong, tmp_path / "wrong.safetensors")
-    with pytest.raises(CorruptError, match="the delta was applied to it before"):
+    with pytest.raises(CorruptError, match="the delta was already applied"):
         patch(paths[1], names[:1], tmp_path / "wrong.safetensors")
     assert not (tmp_path / "wrong.safetensors").exists()
 
@@ -310,7 +310,7 @@ def test_deltas_that_are_gone_or_not_to_be_found_are_said(tmp_path: Path) -> Non
     base, output = patched_twice(tmp_path, "xor")
     (tmp_path / "d1").rename(tmp_path / "moved")
     told = ckptconv_here("verify", base, output)
-    assert told.refused(2, "was made by `ckptconv patch`, and not all of its deltas can be read")
+    assert told.refused(2, "was written by `ckptconv patch`, but not all of its deltas can be read")
     manifest = output / ".ckptconv-manifest.json"
     manifest.write_text(manifest.read_text().replace('"../d1"', '"http://localhost/d1"'))
     assert ckptconv_here("verify", base, output).refused(2, "not where to find them from here")
@@ -496,10 +496,10 @@ def test_a_delta_that_is_larger_than_what_it_changes_is_told(tmp_path: Path) -> 
         save_bytes({"w": made.integers(0, 256, 1 << 14, "u1")}, tmp_path / name)
     paths = [tmp_path / name for name in ("a.safetensors", "b.safetensors")]
     found = diff(*paths, delta=tmp_path / "delta", delta_encoding="overwrite")
-    assert "more than the 16384 of the tensors" in found.warnings[-1]
+    assert "but the tensors that it changes have only 16384" in found.warnings[-1]
     assert "--delta-encoding auto" in found.warnings[-1]
     found = diff(*paths, delta=tmp_path / "auto")
-    assert "more than the 16384 of the tensors" in found.warnings[-1]
+    assert "but the tensors that it changes have only 16384" in found.warnings[-1]
     assert "--delta-encoding" not in found.warnings[-1]
 
 
@@ -538,7 +538,7 @@ def test_deltas_of_one_number_are_told_how_to_number_them(tmp_path: Path) -> Non
     chain = (paths[0], tmp_path / "d1", tmp_path / "d2", tmp_path / "out.safetensors")
     run = ckptconv_here("patch", *chain)
     assert run.code == 2
-    assert "make the later ones again" in run.err
+    assert "write the later deltas again" in run.err
     diff(*paths[1:], delta=tmp_path / "d2", delta_version=2)
     assert ckptconv_here("patch", *chain).code == 0
 
@@ -565,8 +565,8 @@ def test_options_that_contradict_a_delta_are_refused(tmp_path: Path, pair: tuple
     for options in (["--rtol", "0"], ["--with-states"]):
         assert ckptconv_here("diff", *pair, "--delta", tmp_path / "d", *options).refused(2, "--delta", options[0])
     (tmp_path / "d.delta").write_text("mine")
-    assert ckptconv_here("diff", *pair, "--delta", tmp_path / "d.safetensors").refused(2, "a delta is a directory")
-    assert ckptconv_here("diff", *pair, "--delta", tmp_path / "d.delta").refused(2, "a delta is a directory")
+    assert ckptconv_here("diff", *pair, "--delta", tmp_path / "d.safetensors").refused(2, "a delta must be a directory")
+    assert ckptconv_here("diff", *pair, "--delta", tmp_path / "d.delta").refused(2, "a delta must be a directory")
     assert ckptconv_here("patch", pair[0], tmp_path / "c.safetensors").refused(2, "at least one DELTA")
     said = ckptconv_here("patch", pair[0], tmp_path, tmp_path / "c.safetensors").refused(2, "is not a delta")
     assert ("--minus BASE OUTPUT --weights 2,1" in said) == ("average" in COMMANDS)
@@ -604,10 +604,10 @@ HOSTILE: dict[str, tuple[str, bytes, str]] = {
     "less than the tensor": ("xor", bytes(69), "69 bytes"),
     "more than the tensor": ("xor", bytes(71), "more than the 70 bytes"),
     "a bomb": ("xor", bytes(64 << 20), "more than the 70 bytes"),
-    "not a count": ("overwrite", b"\1", "is shorter than its count of changes says"),
+    "not a count": ("overwrite", b"\1", "is shorter than its count of changes requires"),
     "a count beyond the tensor": ("overwrite", numbers(71, *range(71)) + bytes(71), "overwrites 71 bytes"),
     "the largest count": ("overwrite", numbers(0xFFFFFFFF), "overwrites 4294967295 bytes"),
-    "a count of more than there is": ("overwrite", numbers(5, 0, 1), "is shorter than its count of changes says"),
+    "a count of more than there is": ("overwrite", numbers(5, 0, 1), "is shorter than its count of changes requires"),
     "a position beyond the tensor": ("overwrite", numbers(1, 70) + b"x", "byte 70 of a tensor of 70"),
     "a position twice": ("overwrite", numbers(2, 3, 3) + b"xy", "are not in ascending order"),
     "positions that descend": ("overwrite", numbers(2, 4, 3) + b"xy", "are not in ascending order"),
@@ -691,7 +691,7 @@ DESCRIPTIONS: dict[str, tuple[Callable[[Path], object], int, str]] = {
     "no bytes": (
         lambda delta: rewritten(delta, lambda payloads, _: payloads.update(steps=np.zeros((2, 2), "u1"))),
         4,
-        "a delta holds bytes",
+        "a delta must contain bytes",
     ),
 }
 
@@ -711,24 +711,26 @@ def test_a_key_that_the_difference_had_is_named(tmp_path: Path) -> None:
     difference = ("diff", tmp_path / "a.pt", tmp_path / "b.pt", "--key", "model", "--delta", tmp_path / "delta")
     assert ckptconv_here(*difference).code == 0
     words = ("patch", tmp_path / "a.pt", tmp_path / "delta", tmp_path / "out.safetensors")
-    assert ckptconv_here(*words).refused(2, "'w'", "which this base has below 'model'", "--key model")
+    assert ckptconv_here(*words).refused(2, "'w'", "but this base has these names below 'model'", "--key model")
     assert ckptconv_here(*words, "--key", "model").code == 0
 
 
 def test_a_checkpoint_that_is_given_as_a_delta_is_said_to_come_first(pair: tuple[Path, Path], tmp_path: Path) -> None:
     delta, further = delta_of(pair, "xor"), tmp_path / "further"
     words = ("patch", delta, pair[0], tmp_path / "out")
-    assert ckptconv_here(*words).refused(2, "is not a delta", "BASE comes before the deltas")
+    assert ckptconv_here(*words).refused(2, "is not a delta", "BASE must come before the deltas")
     further.mkdir()
     shutil.copy(pair[0], further / "model.safetensors")
     for words in ((delta, further, tmp_path / "out"), (pair[0], further, delta)):
-        ckptconv_here("patch", *words).refused(2, f"{further} is not a delta", f"{delta} is a delta. BASE comes before")
+        ckptconv_here("patch", *words).refused(
+            2, f"{further} is not a delta", f"{delta} is a delta. BASE must come before"
+        )
 
 
 def test_a_file_of_a_delta_leads_to_its_directory(pair: tuple[Path, Path], tmp_path: Path) -> None:
     delta = delta_of(pair, "xor")
     file = next(delta.glob("*.safetensors"))
-    said = f"It is a file of one: give the directory, {delta}."
+    said = f"It is a file of a delta: give the directory, {delta}."
     ckptconv_here("patch", pair[0], file, tmp_path / "out").refused(2, f"{file} is not a delta", said)
     assert ckptconv_here("patch", pair[0], delta, tmp_path / "out").code == 0
 
@@ -737,17 +739,19 @@ def test_a_file_of_a_delta_leads_to_its_directory(pair: tuple[Path, Path], tmp_p
 def test_a_base_to_which_the_delta_was_applied_is_told_from_another(
     suffix: str, pair: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    delta, said = delta_of(pair, "xor"), "the delta was applied to it before"
+    delta, said = delta_of(pair, "xor"), "the delta was already applied"
     ckptconv_here("patch", pair[1], delta, tmp_path / f"twice{suffix}").refused(4, "does not match", said)
     other = saved({**model(), "a.weight": torch.zeros(40, 33).bfloat16()}, tmp_path / "other.safetensors")
-    err = ckptconv_here("patch", other, delta, tmp_path / f"twice{suffix}").refused(4, "is not the checkpoint that")
+    err = ckptconv_here("patch", other, delta, tmp_path / f"twice{suffix}").refused(
+        4, "is not the checkpoint from which"
+    )
     assert said not in err
 
 
 def test_another_base_is_named(pair: tuple[Path, Path], encoded_as: str, tmp_path: Path) -> None:
     delta = delta_of(pair, encoded_as)
     lacking = saved({"a.weight": model()["a.weight"]}, tmp_path / "lacking.safetensors")
-    assert ckptconv_here("patch", lacking, delta, tmp_path / "out").refused(4, "another base", "has no 'b.weight'")
+    assert ckptconv_here("patch", lacking, delta, tmp_path / "out").refused(4, "another base", "lacks 'b.weight'")
     larger = saved({**model(), "b.weight": torch.zeros(9, 9).half()}, tmp_path / "larger.safetensors")
     run = ckptconv_here("patch", larger, delta, tmp_path / "out")
     assert run.refused(4, "another base", "162 bytes in 'b.weight'") if encoded_as == "xor" else run.code == 4
@@ -849,7 +853,7 @@ def test_values_that_no_delta_changes_are_said_to_be_of_the_base(tmp_path: Path)
     diff(tmp_path / "20.pt", tmp_path / "30.pt", key=".", delta=tmp_path / "d")
     report = patch(tmp_path / "20.pt", tmp_path / "d", tmp_path / "whole", key=".")
     assert state_in(tmp_path / "whole")["step"] == 20
-    assert report.warnings == ["The values under step are those of BASE, because a delta changes only tensors."]
+    assert report.warnings == ["The values under step were copied from BASE, because a delta changes only tensors."]
     diff(tmp_path / "20.pt", tmp_path / "30.pt", key="model", delta=tmp_path / "d", overwrite=True)
     assert not patch(tmp_path / "20.pt", tmp_path / "d", tmp_path / "weights", key="model").warnings
 
@@ -882,7 +886,7 @@ def test_values_that_are_no_tensors_are_not_in_a_delta(tmp_path: Path, monkeypat
 def test_a_tensor_that_only_one_side_has_takes_a_whole_checkpoint(pair: tuple[Path, Path], tmp_path: Path) -> None:
     more = saved({**model(), "new.weight": torch.ones(3)}, tmp_path / "more.safetensors")
     words = ("diff", pair[0], more, "--delta", tmp_path / "delta")
-    ckptconv_here(*words).refused(5, "do not fit: 'new.weight'", "which take a whole checkpoint")
+    ckptconv_here(*words).refused(5, "do not match in 'new.weight'", "which take a whole checkpoint")
     assert not (tmp_path / "delta").exists()
     ckptconv_here(*words, "--exclude", "new.weight")
     assert ckptconv_here("patch", pair[0], tmp_path / "delta", tmp_path / "out.safetensors").code == 0

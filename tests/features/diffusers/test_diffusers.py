@@ -314,7 +314,7 @@ def test_an_index_that_is_not_true_is_refused(pipeline: Path, index: str, error:
 
 def test_a_model_without_weights_is_refused(pipeline: Path) -> None:
     (pipeline / "unet" / f"{OF_DIFFUSERS}.bin").unlink()
-    with pytest.raises(UnsupportedError, match="unet is a folder for a UNet2DConditionModel, but holds no weights"):
+    with pytest.raises(UnsupportedError, match="unet is a folder for a UNet2DConditionModel, but contains no weights"):
         convert(pipeline)
     assert not (pipeline.parent / "out").exists()
 

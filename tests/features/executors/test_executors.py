@@ -110,5 +110,5 @@ def test_the_process_that_writes_a_file_digests_it(model: Path, tmp_path: Path) 
 
 def test_what_is_no_executor_is_refused(model: Path, tmp_path: Path) -> None:
     other: Any = 5
-    with pytest.raises(UsageError, match="executor 5 is not an executor of"):
+    with pytest.raises(UsageError, match=r"executor 5 is not a concurrent\.futures executor"):
         library.convert(model, tmp_path / "out", executor=other)

@@ -88,7 +88,7 @@ BEGINNINGS: dict[str, tuple[bytes, int, list[str]]] = {
     "AppleDouble": (APPLE_DOUBLE, 5, ["is an AppleDouble file"]),
     "Flutter": (FLUTTER, 5, ["is a description of a Flutter project"]),
     "exported": (READERS["exported"].make(""), 5, ["is an archive of torch.export"]),
-    "package": (READERS["package"].make(""), 5, ["is a package of torch.package"]),
+    "package": (READERS["package"].make(""), 5, ["is a torch.package archive"]),
 }  # fmt: skip
 COMMANDS = {
     "pt2safetensors": "x.safetensors",
@@ -109,7 +109,7 @@ def test_a_file_is_told_by_its_beginning(name: str, tmp_path: Path) -> None:
 def test_a_file_that_says_where_a_step_is_is_none(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("20")
     run = ckptconv_here("convert", tmp_path / name, tmp_path / "out")
-    run.refused(2, f"{name} only says which step is the last one", f"Give the directory: {tmp_path}")
+    run.refused(2, f"{name} contains only the name of the last step", f"Give the directory: {tmp_path}")
 
 
 def test_every_command_says_what_no_command_reads(tmp_path: Path) -> None:

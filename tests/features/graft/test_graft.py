@@ -30,7 +30,7 @@ def test_what_is_no_tensor_is_left_out_with_a_note(tmp_path: Path) -> None:
     torch.save({"model": {"a": torch.ones(2)}, "epoch": 3}, tmp_path / "m.pt")
     models.save(tmp_path / "more", {"more": (2,)}, None)
     report = ckptconv.convert(tmp_path / "m.pt", tmp_path / "out", graft=f"{tmp_path / 'more'}:*", fsync=False)
-    assert "Not converted: epoch, because an output with --graft has only tensors." in report.notes
+    assert "Not converted: epoch, because an output with --graft contains only tensors." in report.notes
     assert report.warnings == []
 
 

@@ -91,7 +91,7 @@ def test_a_range_that_does_not_come(fault: str, large: Path, tmp_path: Path) -> 
 
 
 def test_bytes_that_do_not_have_the_checksum_of_the_file(small: Path, tmp_path: Path) -> None:
-    with serving(small, "flipped") as url, pytest.raises(FailedError, match=r"does not have the checksum \(md5\)"):
+    with serving(small, "flipped") as url, pytest.raises(FailedError, match=r"does not match the checksum \(md5\)"):
         convert(f"{url}/model.pt", tmp_path / "out.safetensors")
     assert list(tmp_path.iterdir()) == []
 

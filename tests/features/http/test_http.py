@@ -103,7 +103,7 @@ def test_a_server_without_ranges_is_read_once_from_beginning_to_end(model: Path,
 
 
 def test_a_server_without_ranges_cannot_give_a_set_of_files(plain: Path, tmp_path: Path) -> None:
-    said = r"only whole files.*Download its directory\. .* only a single file is read, given by its own URL"
+    said = r"only whole files.*Download its directory\. .* reads only a single file by its own URL"
     with http_server(plain, ranges=False) as files, pytest.raises(FailedError, match=said):
         convert(f"{files.endpoint}/plain/model.safetensors.index.json", tmp_path / "out.safetensors")
 

@@ -178,7 +178,7 @@ def test_which_of_several_was_read_is_said(hub: Hub, repository: str, tmp_path: 
     hub.commit(repository, {**both, "training_args.bin": saved({"lr": 1})})
     one = convert(f"hf://{repository}", tmp_path / "one", storage_options=hub.options, family="torch")
     assert is_model(tmp_path / "one", model())
-    assert noted(one, "were not read: model.safetensors. To convert one of them, give its name")
+    assert noted(one, "were not read: model.safetensors. To convert one of these files, specify its name")
     other = convert(f"hf://{repository}/model.safetensors", tmp_path / "two", storage_options=hub.options)
     assert is_model(tmp_path / "two", model(1))
     assert not noted(other, "not read")
@@ -318,7 +318,7 @@ def test_a_gated_repository_needs_access(hub: Hub, repository: str, tmp_path: Pa
     hub.commit(repository, {"pytorch_model.bin": saved(model())}, gated="manual")
     text = refused(f"hf://{repository}", hub.options, tmp_path, FailedError)
     assert "gated" in text
-    assert "Ask for access" in text
+    assert "Request access" in text
     convert(f"hf://{repository}", tmp_path / "out", storage_options=hub.known)
     assert is_model(tmp_path / "out", model())
 

@@ -47,7 +47,7 @@ SAID = [
     ("inspect ''", 2, "The input's name is empty.;not set?"),
     ("inspect none.pt", 2, "none.pt does not exist"),
     ("model.pt", 2, "model.pt is not a command;ckptconv inspect model.pt shows its contents"),
-    ("inspect none.pt --all", 2, "Use --key PATH for a part. ckptconv inspect -v shows the name of every tensor."),
+    ("inspect none.pt --all", 2, "Use --key PATH to show a part. ckptconv inspect -v shows all tensor names."),
 ]
 
 

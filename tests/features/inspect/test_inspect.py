@@ -779,7 +779,10 @@ def test_the_attributes_of_objects_are_values(tmp_path: Path) -> None:
 
 
 def test_an_option_that_only_convert_has_is_refused_by_name(tmp_path: Path) -> None:
-    for name, hint in (("rename", ""), ("dtype", "It is as_ here: as_='bf16' shows the output of a cast.")):
+    for name, hint in (
+        ("rename", ""),
+        ("dtype", "In inspect, this option is as_: as_='bf16' shows the output of a cast."),
+    ):
         with pytest.raises(
             UsageError, match=f"inspect has no option {name}, which convert has; inspect has "
         ) as caught:
@@ -790,7 +793,7 @@ def test_an_option_that_only_convert_has_is_refused_by_name(tmp_path: Path) -> N
 
 def test_dtype_is_said_to_be_as_here(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(2)}, tmp_path / "m.pt")
-    ckptconv_here("inspect", tmp_path / "m.pt", "--dtype", "bf16").refused(2, "It is --as DTYPE here.")
+    ckptconv_here("inspect", tmp_path / "m.pt", "--dtype", "bf16").refused(2, "In inspect, this option is --as DTYPE.")
 
 
 @pytest.mark.skipif(bool(missing("order")), reason="no feature names states that are stored by numbers")
@@ -801,6 +804,6 @@ def test_options_of_conversions_are_named_with_their_command(tmp_path: Path) -> 
     text = " ".join(ckptconv_here("inspect", tmp_path, "--stats").out.split())
     left = tmp_path / "optimizer.pt"
     assert f"Not read: {left}. Use convert --optimizer PATH for its states." in text
-    assert f"values: all are finite in the 1 tensor read; not read: {left}" in text
+    assert f"values: all values are finite in the 1 tensor read; not read: {left}" in text
     alone = ckptconv_here("inspect", tmp_path / "model.safetensors", "--stats").out
-    assert "values: all are finite in the 1 tensor read\n" in alone
+    assert "values: all values are finite in the 1 tensor read\n" in alone

@@ -281,7 +281,7 @@ def test_a_tensor_is_found_under_another_name_that_the_reference_knows(tmp_path:
 def test_equal_tensors_that_are_not_tied_are_too_many(source: Path, reference: Path, tmp_path: Path) -> None:
     state = torch.load(source)
     torch.save({**state, HEAD: state[EMBED].clone()}, source)
-    with pytest.raises(DifferenceError, match=f"1 that the reference lacks: '{HEAD}'"):
+    with pytest.raises(DifferenceError, match=f"1 not in the reference: '{HEAD}'"):
         convert(source, tmp_path / "out", like=reference)
     convert(source, tmp_path / "out", like=reference, exclude=HEAD, **VERIFIED)
 
@@ -489,11 +489,11 @@ def test_filled_tensors_of_a_torch_file_are_checked_by_its_checksums(source: Pat
 @every(
     "options, words",
     [
-        ({"fill": True}, "--fill needs a reference."),
-        ({"partial": True}, "--partial needs a reference."),
+        ({"fill": True}, "--fill requires a reference."),
+        ({"partial": True}, "--partial requires a reference."),
         (
             {"like": "{}", "partial": True, "fill": True},
-            "--partial and --fill contradict each other: one leaves out missing tensors, the other takes",
+            "--partial and --fill cannot be combined",
         ),
         ({"like": "-"}, "--like - is a pipe"),
         ({"like": "nowhere"}, "nowhere does not exist"),

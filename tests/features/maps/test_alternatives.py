@@ -90,7 +90,10 @@ def test_the_report_names_a_name_that_was_not_written(tmp_path: Path) -> None:
     (tmp_path / "my.toml").write_text(RELEASES)
     save_file({"lm_head": np.ones(4, np.float32)}, tmp_path / "a.safetensors")
     report = convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", map=str(tmp_path / "my.toml"))
-    assert "map my.toml: names of hf → names of ours, such as 'head', and not 'output'" in "\n".join(report.notes)
+    assert (
+        "map my.toml: names of hf → names of ours, such as 'head' instead of the map's alternative 'output'"
+        in "\n".join(report.notes)
+    )
     report = convert(tmp_path / "b.safetensors", tmp_path / "c.safetensors", map=str(tmp_path / "my.toml"))
     assert "map my.toml: names of ours → names of hf" in report.notes
 
@@ -116,12 +119,12 @@ def test_an_index_that_an_alternative_counts_otherwise_is_written_as_the_first_c
     assert {name: tensor.shape for name, tensor in made.items()} == {f"{at}.w": (3, 5) for at in range(5)}
     numbered = applied(TURNS, {f"{at}.w": (3, 5) for at in range(5)}).tensors
     assert {name: tensor.shape for name, tensor in numbered.items()} == {f"layers_{at}.w": (5, 3) for at in range(5)}
-    with pytest.raises(UsageError, match="the size of r is not known"):
+    with pytest.raises(UsageError, match=r"the size of r in \{l \+ r\} is not known"):
         applied(TURNS, stacked)
 
 
 def test_what_two_alternatives_would_make_is_refused() -> None:
-    with pytest.raises(UsageError, match="'lm_head', as 'head' would"):
+    with pytest.raises(UsageError, match="'lm_head', but so would 'head'"):
         applied(RELEASES, {"head": (4,), "output": (4,)})
 
 
@@ -137,5 +140,5 @@ def test_a_name_of_two_rules_belongs_to_the_one_that_is_complete() -> None:
 
 @every("more", [{}, {"0.mlp": (2, 3), "0.gate": (4, 3)}], ids=["none", "both"])
 def test_a_name_of_two_rules_is_refused_if_none_or_both_are_complete(more: dict[str, Sequence[int]]) -> None:
-    with pytest.raises(UsageError, match=r"several entries for the name '0\.post_norm'"):
+    with pytest.raises(UsageError, match=r"Several entries .* match the name '0\.post_norm'"):
         applied(MIXED, {"0.post_norm": (3,), **more}, "ours")

@@ -42,13 +42,13 @@ def test_check_says_what_a_map_has(place: Path) -> None:
     assert told == "my.toml: 1 rule, one ⇄ other; sizes: g, k, d\n"
     (place / "rest.toml").write_text(f'{MAP}[[rule]]\none = "layers.{{l}}.{{name}}"\nother = "x{{l}}.{{name}}"\n')
     told = done(ckptconv_here("maps", "check", "rest.toml")).out
-    assert told.endswith("rest.toml:3, rule 1 goes before rest.toml:10, rule 2\n")
+    assert told.endswith("rest.toml:3, rule 1 takes precedence over rest.toml:10, rule 2\n")
 
 
 def test_check_with_a_checkpoint_says_what_becomes_of_it(place: Path) -> None:
     run = ckptconv_here("maps", "check", "my.toml", "m.pt", "--size", "g=2", "-v")
     assert run.code == 0
-    assert "m.pt: one → other makes 2 tensors\nl0.q ← layers.0.qkv\nl0.k ← layers.0.qkv\n" in run.out
+    assert "m.pt: one → other yields 2 tensors\nl0.q ← layers.0.qkv\nl0.k ← layers.0.qkv\n" in run.out
     assert "left out, because the map my.toml drops them: 'layers.0._extra_state'" in run.err
 
 
@@ -78,7 +78,7 @@ def test_what_is_printed_as_json_is_of_its_schema(place: Path) -> None:
 
 
 def test_what_a_check_finds_is_an_error(place: Path) -> None:
-    ckptconv_here("maps", "check", "my.toml", "m.pt").refused(2, "Or give --size g=NUMBER")
+    ckptconv_here("maps", "check", "my.toml", "m.pt").refused(2, "or give --size g=NUMBER")
     for name, told in {
         "nothing": "The map 'nothing' does not exist",
         "./nothing.toml": "does not exist",
@@ -107,5 +107,5 @@ def test_a_file_says_by_which_map_it_is_verified(place: Path) -> None:
 
 def test_the_name_of_a_map_in_the_place_of_a_command_is_met_with_show() -> None:
     ckptconv_here("maps", "megatron-llama").refused(2, "is a map, not a command", "ckptconv maps show megatron-llama")
-    ckptconv_here("maps", "qwen3").refused(2, "is no command of ckptconv maps", "megatron-qwen3", "maps show NAME")
+    ckptconv_here("maps", "qwen3").refused(2, "is not a command of ckptconv maps", "megatron-qwen3", "maps show NAME")
     assert "ckptconv maps show" not in ckptconv_here("maps", "none").refused(2, "No such command 'none'")

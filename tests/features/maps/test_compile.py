@@ -180,13 +180,13 @@ def test_all_sizes_that_lack_are_asked_for_at_once_and_a_configuration_first(tmp
     text = f'{rules}[[rule]]\na = "u"\nb = "t"\n[sizes]\ne = "num_heads"\n'
     tensors = Checkpoint(tmp_path / "there", numbered(y=(8, 2), w=(3, 2), t=(1,))).tensors
     with pytest.raises(
-        UsageError, match=r"^The shapes do not say how large e and _ are, for 'y' \(.*rule \d"
+        UsageError, match=r"^The shapes do not determine the sizes of e and _ for 'y' \(.*rule \d"
     ) as caught:
         apply_map(parse_map(text, "test.toml"), tensors)
     assert caught.value.hint == (
-        "Give convert's option --config config.json for e, or put a config.json next to the checkpoint, or give --like "
-        "REF. Or give --size e=NUMBER (num_heads of a configuration) --size _=NUMBER (rows of padding to add, such as "
-        "to a vocabulary; 0 for none)."
+        "Give convert's option --config config.json for e, put a config.json next to the checkpoint, give --like "
+        "REF, or give --size e=NUMBER (num_heads in config.json) --size _=NUMBER (rows of padding to add, for "
+        "example to a vocabulary; 0 for none)."
     )
     assert apply_map(parse_map(text, "test.toml"), tensors, sizes={"e": 2, "_": 0}).tensors.keys() == {"x", "z", "u"}
 
@@ -196,7 +196,11 @@ def test_all_sizes_that_lack_are_asked_for_at_once_and_a_configuration_first(tmp
     [
         ('[[rule]]\na = "x : e f"\nb = "y.{e} : f"', {"x": (1 << 40, 0)}, "more than"),
         ('[[rule]]\na = "x : e"\nb = "y : (e + _)"\n[sizes]\n_ = 9000000000000000000', {"x": (8,)}, "be counted"),
-        ("".join(f'[[rule]]\na = "{{i}}{i}.x"\nb = "{{i}}{i}.y"\n' for i in range(9)), {"x": (1,)}, "more than 8 ways"),
+        (
+            "".join(f'[[rule]]\na = "{{i}}{i}.x"\nb = "{{i}}{i}.y"\n' for i in range(9)),
+            {"x": (1,)},
+            "more than 8 patterns",
+        ),
     ],
 )
 def test_a_map_that_asks_for_too_much_is_refused(

@@ -95,10 +95,10 @@ def test_a_copy_that_is_missing_is_named(tmp_path: Path) -> None:
 @every(
     "rule, told",
     [
-        ('one = ["a", "b"]\nother = ["c", "d"]', "one name on a side, and no axes"),
-        ('one = "a : x"\nother = ["c : x", "d : x"]', "one name on a side, and no axes"),
-        ('one = "a"\nother = ["c", "d"]\nvalues = {one = "other + 1", other = "one - 1"}', "cannot compute values"),
-        ('one = "a.{l}"\nother = ["c.{l}", "d"]', "must be in all names"),
+        ('one = ["a", "b"]\nother = ["c", "d"]', "one name on one of its sides, and no axes"),
+        ('one = "a : x"\nother = ["c : x", "d : x"]', "one name on one of its sides, and no axes"),
+        ('one = "a"\nother = ["c", "d"]\nvalues = {one = "other + 1", other = "one - 1"}', "cannot have values"),
+        ('one = "a.{l}"\nother = ["c.{l}", "d"]', "must be in every name"),
     ],
 )
 def test_what_cannot_be_copied_is_refused_in_the_map(rule: str, told: str) -> None:

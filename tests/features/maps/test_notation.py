@@ -42,7 +42,7 @@ def test_sums_are_expanded_from_left_to_right() -> None:
     "text, at, told",
     [
         ("x : (a b", 5, "not closed"),
-        ("x : a) b", 6, "closes nothing"),
+        ("x : a) b", 6, "has no opening parenthesis"),
         ("x : a + b", 7, "parentheses"),
         ("x : (a + ) b", 5, "missing"),
         ("x : a $", 7, r"'\$'"),
@@ -53,7 +53,7 @@ def test_sums_are_expanded_from_left_to_right() -> None:
         ("x{a - 1} : a", 2, "index"),
         ("x{a}{b} : a", 4, "two adjacent indices"),
         (" : a", 1, "name is missing"),
-        ("x y : a", 1, "no spaces"),
+        ("x y : a", 1, "must not contain spaces"),
         ("x : " + "(" * 40 + "a" + ")" * 40, 21, "nested"),
         ("x : " + "a " * 2000, 1, "1000 characters"),
         ("{a}x{b}x{c} : a", 1, "2 indices"),
@@ -74,14 +74,14 @@ def rule(left: str | list[str], right: str | list[str]) -> None:
     "left, right, told",
     [
         ("x : (a + b) c", "y : a c", "consists of 2 pieces, the other of 1"),
-        ("x : a b", "y : a c", "only the first has b, only the second c"),
+        ("x : a b", "y : a c", "Only the first has b; only the second has c"),
         ("x : a a", "y : a", "occurs twice"),
-        ("x.{l} : a", "y : a", r"\{l\} is in the name of some tensors"),
-        ("x.{a} : a", "y.{a} : a", "an index of the name and an axis too"),
+        ("x.{l} : a", "y : a", r"\{l\} is an index of other tensors"),
+        ("x.{a} : a", "y.{a} : a", "both an index of the name and an axis"),
         ("x : a", "y", "has no axes"),
         (["x", "y"], "z", "2 names cannot become 1"),
-        ("x : (a _) b", "y : a b", "padding must be a term of its own"),
-        ("x : _", "y : a", "padding must be a term of its own"),
+        ("x : (a _) b", "y : a b", "padding must be a separate term"),
+        ("x : _", "y : a", "padding must be a separate term"),
         ("x : a", [], "it has 0 tensors"),
         ("x : (a + b) (c + d) (e + f) (g + h) (i + j) (k + l) (m + n) (o + p) (q + r)", "y : a", "more than 256"),
         ("x : (a b", "y : a", r"m\.toml, rule 3, a: 'x : \(a b'"),
@@ -103,7 +103,7 @@ def test_sides_that_do_not_hold_the_same_are_refused(left: str | list[str], righ
         ("[[rule]]\na = 3\nb = 'y'", "rule 1, a is 3"),
         ("[[rule]]\na = 'x'\nb = 'y'\n[sizes]\nn = 1.5", r"\[sizes\], n: 1.5"),
         ("[[rule]]\na = 'x'\nb = 'y'\n[sizes]\nn = 'a b'", r"\[sizes\], n: 'a b'"),
-        ("[[rule]]\na = 'x'\nb = 'y'\n[size]\nn = 1", "'size' is not a part"),
+        ("[[rule]]\na = 'x'\nb = 'y'\n[size]\nn = 1", "'size' is not a key"),
         ("[[rule]]\na = 'x'\nb = 'y'\n[keep]\nc = 'z'", "'c' is neither"),
         ("[[rule]\n", "is not TOML"),
         ('{"old": "new"}', "is not TOML"),
@@ -117,7 +117,7 @@ def test_what_is_no_map_is_refused(text: str, told: str) -> None:
         parse_map(text, "m.toml")
     assert caught.value.message.startswith("m.toml")
     if told in ("is not TOML", "has no rules"):
-        assert "[[rule]] and a line for each side" in caught.value.hint
+        assert "[[rule]] and one line for each side" in caught.value.hint
         assert "--rename" in caught.value.hint
 
 

@@ -63,7 +63,7 @@ def test_names_of_megatron_are_not_published_in_silence(tmp_path: Path) -> None:
 
 
 def test_a_configuration_of_transformers_beside_them_is_refused_or_warned_of(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"names of megatron.* which would not find its weights.*--no-copy-config"):
+    with pytest.raises(UsageError, match=r"names of megatron.* which would not find these weights.*--no-copy-config"):
         published(tmp_path, MEGATRON, OF_TRANSFORMERS, for_hub=True)
     assert not (tmp_path / "out").exists()
     copied = convert(tmp_path / "in", tmp_path / "out", copy_config=True)
@@ -99,33 +99,37 @@ def test_a_map_whose_models_have_more_is_warned_of(named: str, more: Sequence[st
     save_file(olmo_names(*more), tmp_path / "a.safetensors")
     report = convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", map=named)
     expected = (
-        f"the map olmo_core is for models that have {doubt}, which is missing here: is this the right map? All of the "
-        "names are in olmo_core-llama (ckptconv maps lists them)."
+        f"the map olmo_core is for models that have {doubt}, but this checkpoint does not: is this the right map? "
+        "Built-in maps that match all of the names: olmo_core-llama (ckptconv maps lists them)."
     )
     assert report.warnings == ([expected] if doubt else [])
 
 
 def test_names_that_a_map_lacks_first_raise_the_question_whether_it_is_the_right_one(tmp_path: Path) -> None:
     save_file(olmo_names(), tmp_path / "a.safetensors")
-    with pytest.raises(UsageError, match="has none of the 7 names") as caught:
+    with pytest.raises(UsageError, match="matches none of the 7 names") as caught:
         convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", map="torchtitan-llama3")
-    assert caught.value.hint.startswith("Is this the right map? All of the names are in olmo_core-llama (")
+    assert caught.value.hint.startswith(
+        "Is this the right map? Built-in maps that match all of the names: olmo_core-llama ("
+    )
     save_file(olmo_names("other"), tmp_path / "a.safetensors")
     with pytest.raises(UsageError, match="no rule for 1 of the tensors") as caught:
         convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", map="olmo_core-llama")
     assert str(caught.value).count("'blocks.0.other.weight'") == 1
-    assert "It takes the names for those of its side 'olmo'." in caught.value.message
-    assert caught.value.hint.startswith("Is this the right map? No other built-in map has all of the names. If it is:")
+    assert "The map read the names as those of its side 'olmo'." in caught.value.message
+    assert caught.value.hint.startswith(
+        "Is this the right map? No other built-in map matches all of the names. If it is:"
+    )
     renaming = {"rename": [r"other\.weight=more.weight"]}
     with pytest.raises(UsageError, match=r"'blocks\.0\.more\.weight'") as caught:
         convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", map="olmo_core-llama", **renaming)
-    first = "--strip-prefix and --rename change names before the map does, so the results must be names of the map."
+    first = "--strip-prefix and --rename change names before the map is applied, so the new names must match the map."
     assert caught.value.hint.startswith(f"{first} Is this the right map?")
     # A file of the user's is the right one: it says how the other names stay.
     (tmp_path / "my.toml").write_text("[[rule]]\nold = 'blocks.0.other.weight'\nnew = 'w'\n")
     with pytest.raises(UsageError, match="no rule for 7 of the tensors") as caught:
         convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", map=str(tmp_path / "my.toml"))
-    assert caught.value.hint.startswith("Add a rule for each tensor, or leave it out with --exclude. [keep], and below")
+    assert caught.value.hint.startswith("Add a rule for each tensor, or exclude these tensors with --exclude. To keep")
     assert caught.value.hint.endswith("To rename only some tensors: --rename 'REGEX=REPL'.")
 
 
@@ -142,7 +146,9 @@ def test_one_alternative_of_a_rule_that_is_required_is_enough(present: str, doub
     rules = '[[rule]]\none = "a | b"\nother = "c"\nrequired = true\n[[rule]]\none = "x"\nother = "y"\n'
     (tmp_path / "m.toml").write_text(rules)
     report = convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", map=str(tmp_path / "m.toml"))
-    assert any("models that have 'a', which is missing" in warning for warning in report.warnings) == doubted
+    assert (
+        any("models that have 'a', but this checkpoint does not" in warning for warning in report.warnings) == doubted
+    )
 
 
 TIMM = ("blocks.0.attn.qkv.weight", "blocks.0.attn.proj.weight", "blocks.0.mlp.fc1.weight", "blocks.0.norm1.weight")

@@ -136,16 +136,19 @@ def test_states_of_an_optimizer_are_not_computed(tmp_path: Path) -> None:
     tensors = {"x.w": Zeros(DTYPES["float32"], (7, 5))}
     states = {"x.w": {"exp_avg": tensors["x.w"]}}
     chosen = ChosenMap(parse_map(RULE + VALUES, "m.toml"))
-    with pytest.raises(UnsupportedError, match=r"The map m\.toml computes 'x\.weight': .* none for the optimizer"):
+    with pytest.raises(
+        UnsupportedError,
+        match=r"The map m\.toml computes new values for 'x\.weight', and has no rules for the optimizer",
+    ):
         apply_to_states(chosen, states, [{"params": ["x.w"]}])
 
 
 @every(
     "values, why",
     [
-        ("values = 3", "but a text for ours and one for hf were expected"),
-        ('values.hf = "ours * 2"', "but a text for ours and one for hf were expected"),
-        ('values.hf = "ours * 2"\nvalues.ours = 3', "but a text for ours and one for hf were expected"),
+        ("values = 3", "but a string for ours and a string for hf were expected"),
+        ('values.hf = "ours * 2"', "but a string for ours and a string for hf were expected"),
+        ('values.hf = "ours * 2"\nvalues.ours = 3', "but a string for ours and a string for hf were expected"),
         ('values.hf = "hf * 2"\nvalues.ours = "hf * 2"', "begins with hf, not ours"),
         ('values.hf = "ours ** 2"\nvalues.ours = "hf * 2"', "a number or a name is expected at '*'"),
         ('values.hf = "sqrt(a)"\nvalues.ours = "hf * 2"', "is not a side, an operation and a number"),

@@ -97,7 +97,7 @@ def test_adapters_without_a_map_are_refused_by_name(
 def test_alpha_is_never_guessed(tmp_path: Path) -> None:
     model = Model("megatron-llama")
     message = refused(2, model, model.stacked(), tmp_path)
-    assert "nothing gives their alpha" in message
+    assert "does not record their alpha" in message
     assert "--like DIR" in message
 
 
@@ -117,7 +117,7 @@ def test_a_reference_of_another_kind_is_refused(config: dict[str, Any], tmp_path
     model = Model("megatron-llama")
     like = model.shaped(tmp_path / "like", **config)
     message = refused(5, model, model.stacked(), tmp_path, "--like", like)
-    assert f"has {next(iter(config))}, which no adapter of" in message
+    assert f"contains {next(iter(config))}, but no adapter of" in message
 
 
 def test_a_reference_of_another_rank_is_refused(tmp_path: Path) -> None:
@@ -130,23 +130,23 @@ def test_a_reference_of_another_rank_is_refused(tmp_path: Path) -> None:
 @every(
     "text, code, told",
     [
-        (LORA.format(RANK, ALPHA), 0, "run_config.yaml says the same"),
-        ("model: {}\n", 0, "run_config.yaml says nothing of adapters"),
-        (LORA.format(RANK, ALPHA + 1), 2, f"says dim {RANK} and alpha {ALPHA + 1}, but"),
-        (LORA.format(RANK + 1, ALPHA), 2, f"says dim {RANK + 1} and alpha {ALPHA}, but"),
+        (LORA.format(RANK, ALPHA), 0, "run_config.yaml specifies the same value"),
+        ("model: {}\n", 0, "run_config.yaml does not mention adapters"),
+        (LORA.format(RANK, ALPHA + 1), 2, f"specifies dim {RANK} and alpha {ALPHA + 1}, but"),
+        (LORA.format(RANK + 1, ALPHA), 2, f"specifies dim {RANK + 1} and alpha {ALPHA}, but"),
         (LORA.format(RANK, "null"), 4, "alpha of its adapters is None, but a number was expected"),
         (
             LORA.replace("lora.LoRA", "dora.DoRA").format(RANK, ALPHA),
             5,
-            "its adapters are of 'megatron.bridge.peft.dora",
+            "its adapters are of the class 'megatron.bridge.peft.dora",
         ),
-        ("- a\n", 4, "but a table was expected"),
+        ("- a\n", 4, "but a mapping was expected"),
         (
             "a: !!python/object/apply:os.getcwd []\n",
             4,
-            "is not YAML of plain values: could not determine a constructor",
+            "is not valid YAML with plain values: could not determine a constructor",
         ),
-        ("a: [" * 5000, 4, "is not YAML of plain values"),
+        ("a: [" * 5000, 4, "is not valid YAML with plain values"),
     ],
 )
 def test_it_is_compared_with_what_the_training_says(text: str, code: int, told: str, tmp_path: Path) -> None:
@@ -193,5 +193,5 @@ def test_other_maps_are_refused(tmp_path: Path) -> None:
     model = Model("megatron-llama")
     model.map = "megatron-gemma"
     message = refused(5, model, model.stacked(), tmp_path)
-    assert "there is no map megatron-gemma to the names of PEFT" in message
+    assert "megatron-gemma does not map adapters to the names of PEFT" in message
     assert all(name in message for name in MODELS)

@@ -40,7 +40,7 @@ def test_the_configuration_follows_from_that_of_the_training(tmp_path: Path) -> 
         "inference_mode": True,
         "target_modules": ["o_proj"],
     }
-    assert "PEFT drops values before the first factor" in run.out
+    assert "PEFT applies dropout before the first factor" in run.out
 
 
 def test_modules_of_some_layers_are_called_by_their_whole_names(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_modules_of_some_layers_are_called_by_their_whole_names(tmp_path: Path) 
     "text, more, told",
     [
         (LORA.format(RANK + 1, ALPHA), "", f"has the rank {RANK}, but dim in"),
-        (TRAINED, "  use_rslora: true\n", "have the settings 'use_rslora', which are not known"),
+        (TRAINED, "  use_rslora: true\n", "have the unknown settings 'use_rslora'"),
         (TRAINED, "  target_modules: all\n", "target_modules is 'all', but a list of names was expected"),
         (TRAINED, "  dropout: much\n", "dropout of its adapters is 'much', but a number was expected"),
     ],

@@ -106,7 +106,7 @@ def test_a_model_with_its_settings_in_a_part_says_the_same() -> None:
         ({"softmax_type": "learnable"}, "softmax_type is 'learnable'"),
         ({"num_moe_experts": 4}, "num_experts is 4"),
         ({"num_layers": True}, "num_layers is True"),
-        ({"num_attention_heads": None}, "its arguments do not say num_attention_heads"),
+        ({"num_attention_heads": None}, "its arguments do not specify num_attention_heads"),
     ],
 )
 def test_no_configuration_is_guessed(change: dict[str, Any], reason: str) -> None:
@@ -171,10 +171,10 @@ def test_the_vocabulary_has_no_padding(
     assert config is not None
     assert (config["vocab_size"], config["torch_dtype"], config["tie_word_embeddings"]) == (entries, "float32", True)
     assert (
-        "config.json, which --copy-config and --for-hub write, follows from "
-        f"{source}/run_config.yaml, which does not say" in run.out
+        "config.json, which --copy-config and --for-hub write, was derived from "
+        f"{source}/run_config.yaml, which does not specify" in run.out
     )
-    assert f"pad_token_id{untold}. Its max_position_embeddings is the length of sequences in the training." in run.out
+    assert f"pad_token_id{untold}. Its max_position_embeddings is the sequence length of the training." in run.out
     assert (f"left out as padding: {(24 - entries) * 8} elements" in run.err) == (entries < 24)
     verified_here(source, tmp_path / "out")
 
@@ -183,9 +183,9 @@ def test_the_vocabulary_has_no_padding(
 @every(
     "text, reason",
     [
-        ("train: {}\n", "and {}/run_config.yaml has no model with layers"),
-        ("model: [1]\n", "and {}/run_config.yaml has no model with layers"),
-        ("model: {num_layers: 2}\n", "which no qwen3 of transformers has"),
+        ("train: {}\n", "and {}/run_config.yaml describes no model with layers"),
+        ("model: [1]\n", "and {}/run_config.yaml describes no model with layers"),
+        ("model: {num_layers: 2}\n", "which qwen3 in transformers does not support"),
     ],
 )
 def test_without_a_configuration_it_is_said_why(text: str, reason: str, tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_a_file_that_is_no_configuration_is_refused(text: str, tmp_path: Path) -
     source = trained(tmp_path / "step", text)
     run = ckptconv_here("convert", source, tmp_path / "out", "--map", "megatron-qwen3")
     assert (run.code, (tmp_path / "out").exists()) == (4, False)
-    assert f"{source}/run_config.yaml is" in run.err
+    assert f"{source}/run_config.yaml " in run.err
 
 
 def test_without_pyyaml_it_is_said_that_it_was_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

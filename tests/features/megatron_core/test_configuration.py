@@ -225,9 +225,9 @@ def test_a_configuration_without_scaling_has_arguments_that_say_so() -> None:
 @every(
     "map_name, change, reason",
     [
-        ("megatron-gemma2", {}, "the map megatron-gemma2 does not say which model"),
-        ("megatron-qwen3", {"num_attention_heads": None}, "its arguments do not say num_attention_heads"),
-        ("megatron-qwen3", {"swiglu": False}, "swiglu is False, which no qwen3"),
+        ("megatron-gemma2", {}, "the map megatron-gemma2 does not specify a model"),
+        ("megatron-qwen3", {"num_attention_heads": None}, "its arguments do not specify num_attention_heads"),
+        ("megatron-qwen3", {"swiglu": False}, "swiglu is False, which qwen3"),
         ("megatron-qwen3", {"rotary_base": float("nan")}, "rotary_base is nan"),
         ("megatron-qwen3", {"num_layers": "2"}, "num_layers is '2'"),
         ("megatron-qwen3", EXPERTS, "num_experts is 4"),
@@ -237,7 +237,7 @@ def test_a_configuration_without_scaling_has_arguments_that_say_so() -> None:
         ("megatron-qwen3_moe", {**EXPERTS, "moe_layer_freq": "[1]*2"}, "in 0 of 2 layers"),
         ("megatron-mixtral", {**EXPERTS, "qk_layernorm": False}, "in 1 of 2 layers"),
         ("megatron-deepseek_v3", {**LATENT, "moe_shared_expert_intermediate_size": 7}, "in 1 of 2 layers"),
-        ("megatron-deepseek_v3", {**LATENT, "moe_layer_freq": [1, 0]}, "are not the first"),
+        ("megatron-deepseek_v3", {**LATENT, "moe_layer_freq": [1, 0]}, "do not come first"),
     ],
 )
 def test_no_configuration_is_guessed(map_name: str, change: dict[str, Any], reason: str) -> None:
@@ -270,7 +270,7 @@ def test_the_vocabulary_has_no_padding(sizes: tuple[str, ...], entries: int, tmp
     run, config = converted(step(tmp_path / "step", ARGS), tmp_path / "out", "--map", "megatron-qwen3", *sizes)
     assert config is not None
     assert (config["vocab_size"], config["torch_dtype"], config["tie_word_embeddings"]) == (entries, "float32", True)
-    assert "which do not say bos_token_id, eos_token_id, pad_token_id." in run.out
+    assert "which do not specify bos_token_id, eos_token_id, pad_token_id." in run.out
     verified_here(tmp_path / "step", tmp_path / "out")
 
 
@@ -306,8 +306,8 @@ def test_a_configuration_next_to_the_step_goes_first(tmp_path: Path) -> None:
     "args, map_name, reason",
     [
         (None, "megatron-qwen3", "it has no arguments of Megatron-LM"),
-        ({**ARGS, "swiglu": False}, "megatron-qwen3", "of its arguments, swiglu is False"),
-        (ARGS, "megatron-gemma2", "the map megatron-gemma2 does not say which model of transformers it is"),
+        ({**ARGS, "swiglu": False}, "megatron-qwen3", "its arguments include swiglu is False"),
+        (ARGS, "megatron-gemma2", "the map megatron-gemma2 does not specify a model of transformers"),
     ],
 )
 def test_without_a_configuration_it_is_said_why(
@@ -331,5 +331,5 @@ def test_a_cast_changes_the_dtype(tmp_path: Path) -> None:
 def test_without_being_asked_for_none_is_written(tmp_path: Path) -> None:
     source = step(tmp_path / "step", ARGS)
     run = done(ckptconv_here("convert", source, tmp_path / "out", "--map", "megatron-qwen3", "--no-fsync"))
-    assert "config.json, which --copy-config and --for-hub write, follows from" in run.out
+    assert "config.json, which --copy-config and --for-hub write, was derived from" in run.out
     assert not (tmp_path / "out/config.json").exists()

@@ -21,7 +21,7 @@ def test_its_weights_and_states_have_the_names_of_parameters(tmp_path: Path) -> 
     weights = joined(saved(tmp_path / "run"))
     words = ("--no-fsync", "--optimizer", tmp_path / "states.safetensors", *VERIFY)
     run = done(ckptconv_here("convert", tmp_path / "run", tmp_path / "model.safetensors", *words))
-    assert "gate and up, _w and _v, are joined" in run.out
+    assert "The gate (_w) and up (_v) parts are joined" in run.out
     assert "Not converted: 'args'" not in run.out
     assert_same(load_file(tmp_path / "model.safetensors"), weights)
     facts = open_source(tmp_path / "run").facts
@@ -38,7 +38,7 @@ def test_layers_of_several_stages_under_the_same_names_are_refused(layers: int, 
     dcp.save({"checkpoint_version": 3.0, "args": args, "model": model}, checkpoint_id=tmp_path / "run", no_dist=True)
     run = ckptconv_here("convert", tmp_path / "run", tmp_path / "out", "--no-fsync")
     assert (run.code, (tmp_path / "out").exists()) == ((5, False) if layers == 1 else (0, True))
-    assert ("has 1 of the 2 layers: Megatron-FSDP stored those of 2 pipeline" in run.err) == (layers == 1)
+    assert ("contains 1 of the 2 layers: Megatron-FSDP stored the layers of 2 pipeline" in run.err) == (layers == 1)
 
 
 def test_gate_without_up_is_refused(tmp_path: Path) -> None:

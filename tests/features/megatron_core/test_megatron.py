@@ -137,7 +137,7 @@ def test_what_has_no_master_is_taken_as_stored_and_named(tmp_path: Path) -> None
     checkpoint = made.write(tmp_path / "c")
     run = converted(checkpoint, tmp_path / "o.safetensors", "--master")
     assert_same(load_file(tmp_path / "o.safetensors"), {"w": torch.full((2,), 1.001), "expert_bias": torch.ones(3)})
-    assert "Taken as they are stored, because they have no fp32 master: 'expert_bias'" in run.out
+    assert "Left at their stored precision, because they have no fp32 master: 'expert_bias'" in run.out
 
 
 @every(
@@ -263,7 +263,7 @@ def test_a_common_pt_that_torch_did_not_write_is_refused(content: bytes, code: i
 
 
 def test_a_common_pt_without_a_dict_is_corrupt(tmp_path: Path) -> None:
-    assert "common.pt does not hold a dict" in refused(with_common([1], tmp_path), tmp_path / "o.safetensors", 4)
+    assert "common.pt does not contain the dict" in refused(with_common([1], tmp_path), tmp_path / "o.safetensors", 4)
 
 
 def test_shared_values_are_read_once(tmp_path: Path) -> None:
@@ -323,7 +323,9 @@ def test_stacks_of_unequal_layers_are_not_unstacked(tmp_path: Path) -> None:
 
 def test_a_layer_that_is_there_twice_is_corrupt(tmp_path: Path) -> None:
     checkpoint = megatron({"layers.a": torch.ones(2, 3), "layers.1.a": torch.ones(3)})
-    assert "one layer of it" in refused(checkpoint.write(tmp_path / "c"), tmp_path / "o.safetensors", 4, "--unstack")
+    assert "a layer of the former" in refused(
+        checkpoint.write(tmp_path / "c"), tmp_path / "o.safetensors", 4, "--unstack"
+    )
 
 
 @every("layers", [0, 1 << 40])

@@ -89,14 +89,14 @@ def with_groups(values: Any, **change: Any) -> Any:
 
 # Changes to the values that all ranks share, and what is said of each.
 ODD_VALUES: dict[str, tuple[Any, str]] = {
-    "steps": (lambda values: with_groups(values, first=1, step=3.0), "have the steps 3.0, 2.0"),
-    "half a step": (lambda values: with_groups(values, step=2.5), "have the steps 2.5, 2.5"),
-    "no number": (lambda values: with_groups(values, step=float("nan")), "have the steps nan, nan"),
-    "too large": (lambda values: with_groups(values, step=1e300), "have the steps 1e+300, 1e+300"),
-    "below zero": (lambda values: with_groups(values, step=-1), "have the steps -1, -1"),
-    "text": (lambda values: with_groups(values, step="2"), "have the steps '2', '2'"),
-    "a list": (lambda values: {**values, "optimizer": [1]}, "0 numbers of steps"),
-    "no values": (lambda values: {**values, "optimizer": {0: None}}, "0 numbers of steps"),
+    "steps": (lambda values: with_groups(values, first=1, step=3.0), "have the step counts 3.0, 2.0"),
+    "half a step": (lambda values: with_groups(values, step=2.5), "have the step counts 2.5, 2.5"),
+    "no number": (lambda values: with_groups(values, step=float("nan")), "have the step counts nan, nan"),
+    "too large": (lambda values: with_groups(values, step=1e300), "have the step counts 1e+300, 1e+300"),
+    "below zero": (lambda values: with_groups(values, step=-1), "have the step counts -1, -1"),
+    "text": (lambda values: with_groups(values, step="2"), "have the step counts '2', '2'"),
+    "a list": (lambda values: {**values, "optimizer": [1]}, "0 different step counts"),
+    "no values": (lambda values: {**values, "optimizer": {0: None}}, "0 different step counts"),
 }
 
 

@@ -154,7 +154,7 @@ def test_modules_with_a_matrix_have_an_empty_object(tmp_path: Path) -> None:
 def test_arguments_follow_from_the_configuration_and_the_shapes(tmp_path: Path) -> None:
     source = saved(tmp_path / "model", model(DENSE, SPARSE))
     run = done(ckptconv_here("convert", source, tmp_path / "run/iter_0000012", "--to", "megatron", "--no-fsync"))
-    assert "2 after the vocabulary are padding" in run.out
+    assert "of which the last 2 are padding" in run.out
     assert (tmp_path / "run/latest_checkpointed_iteration.txt").read_text() == "12"
     with torch.serialization.safe_globals([Namespace]):
         common = torch.load(tmp_path / "run/iter_0000012/common.pt", weights_only=True)
@@ -203,7 +203,9 @@ def test_the_scaling_of_rotary_embeddings_is_an_argument_or_named(
     run = done(ckptconv_here("convert", source, tmp_path / "run", "--to", "megatron", "--no-fsync"))
     args = vars(common_of(tmp_path / "run/release")["args"])
     assert (args.get("use_rope_scaling"), args.get("rope_scaling_factor")) == (scales and True, scales)
-    assert (f"Not among the arguments, so give them to Megatron-LM: {untold!r}" in run.out) is bool(untold)
+    assert (
+        f"Missing from the arguments, so specify them on Megatron-LM's command line: {untold!r}" in run.out
+    ) is bool(untold)
 
 
 def test_without_a_configuration_no_arguments_are_invented(tmp_path: Path) -> None:
@@ -273,7 +275,7 @@ def without(part: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tens
 @pytest.mark.parametrize(
     ("tensors", "code", "message"),
     [
-        (renamed(model(DENSE)), 5, "does not have Megatron-core's names of tensors"),
+        (renamed(model(DENSE)), 5, "does not use Megatron-core's tensor names"),
         (without(".layers.1.", model(*[DENSE] * 3)), 4, "lack number 1 of 3"),
         (without("linear_fc1.weight0", model(SPARSE)), 4, "lack number 0 of 2"),
     ],
@@ -321,7 +323,7 @@ def test_states_are_stored_like_their_parameters_with_masters(tmp_path: Path) ->
 def test_states_need_a_numbered_step(tmp_path: Path) -> None:
     source, _ = trained(tmp_path)
     run = ckptconv_here("convert", source, tmp_path / "run", *QUIETLY, "--key", "model", "--states", source)
-    assert (run.code, "--states needs a numbered step" in run.err) == (2, True)
+    assert (run.code, "--states requires a numbered step" in run.err) == (2, True)
     assert not (tmp_path / "run").exists()
 
 
@@ -334,7 +336,7 @@ def test_experts_have_an_optimizer_of_their_own_unless_the_step_is_like_one_with
     source, states = trained(tmp_path, SPARSE)
     words = ("convert", source, "--to", "megatron", "--no-fsync", "--key", "model", "--states", source)
     run = done(ckptconv_here(*words, tmp_path / "run/iter_0000007"))
-    assert "The states of experts are those of a second optimizer" in run.out
+    assert "The states of experts are written as those of a second optimizer" in run.out
     step = tmp_path / "run/iter_0000007"
     name = "decoder.layers.mlp.experts.experts.linear_fc2.weight"
     own = states["decoder.layers.0.mlp.experts.linear_fc2.weight1"]
@@ -402,7 +404,7 @@ def test_a_step_has_the_form_of_the_step_that_it_is_like(tmp_path: Path) -> None
             "convert", source, tmp_path / "run", "--to", "megatron", "--no-fsync", "--like", like, "--chunks", "2"
         )
     )
-    assert f"run_config.yaml is that of {like}, unchanged" in run.out
+    assert f"run_config.yaml was copied unchanged from {like}" in run.out
     step = tmp_path / "run/release"
     assert not (step / "common.pt").exists()
     assert (step / "run_config.yaml").read_text() == (like / "run_config.yaml").read_text()
@@ -418,7 +420,7 @@ def test_a_step_has_the_form_of_the_step_that_it_is_like(tmp_path: Path) -> None
     missing = ckptconv_here("verify", source, step)
     assert (missing.code, "--like" in missing.err) == (2, True)
     refused = ckptconv_here("convert", source, tmp_path / "other", *QUIETLY, "--like", source)
-    assert (refused.code, "needs a step of Megatron-core" in refused.err) == (2, True)
+    assert (refused.code, "requires a step of Megatron-core" in refused.err) == (2, True)
     assert "come from a config.json next to the checkpoint, or from --size" in refused.err
 
 
@@ -444,7 +446,7 @@ ODD_STATES: dict[str, tuple[dict[str, Any], str]] = {
     "fp64": ({"exp_avg": torch.ones(HIDDEN, dtype=torch.float64)}, f"{NORM}.exp_avg is float64"),
     "the rest of a master": ({"master_param": torch.ones(HIDDEN, dtype=torch.int16)}, f"{NORM}.master_param is int16"),
     "amsgrad": ({"max_exp_avg_sq": torch.ones(HIDDEN)}, f"{NORM} has the states 'max_exp_avg_sq'"),
-    "steps": ({"step": torch.tensor(8.0)}, "2 numbers of steps"),
+    "steps": ({"step": torch.tensor(8.0)}, "2 different step counts"),
 }
 
 
@@ -470,7 +472,7 @@ def test_weights_of_fewer_bits_are_masters_only_with_a_warning(tmp_path: Path) -
     torch.save(tree, source)
     step = tmp_path / "iter_0000007"
     run = done(ckptconv_here("convert", source, step, *QUIETLY, "--key", "model", "--states", source))
-    assert "no such weights: the states of 'stray.weight'" in run.err
+    assert "has no weights for these states: 'stray.weight'" in run.err
     (warning,) = [line for line in run.err.splitlines() if "masters" in line]
     assert "output_layer.weight" in warning
     assert NORM not in warning

@@ -33,11 +33,11 @@ def checkpoint(tensors: dict[str, torch.Tensor]) -> str:
 
 def test_a_model_with_factors_inside_is_refused_and_merging_is_explained(place: Path) -> None:
     source = checkpoint(TRAINED)
-    with pytest.raises(UsageError, match=r"2 factors of LoRA.* and 2 other tensors.* ckptconv merge BASE INPUT OUTPUT"):
+    with pytest.raises(UsageError, match=r"2 LoRA factors.* and 2 other tensors.* ckptconv merge BASE INPUT OUTPUT"):
         convert(source, "out", for_hub=True)
     assert not Path("out").exists()
     Path("config.json").write_text("{}")
-    assert any("factors of LoRA" in text for text in convert(source, "out", copy_config=True).warnings)
+    assert any("LoRA factors" in text for text in convert(source, "out", copy_config=True).warnings)
     # By the advice of the message:
     save_file({"q.weight": torch.ones(4, 3), "norm.weight": torch.ones(3)}, "base.safetensors")
     Path("adapter_config.json").write_text(json.dumps(CONFIG))
@@ -49,15 +49,15 @@ def test_a_model_with_factors_inside_is_refused_and_merging_is_explained(place: 
 def test_an_adapter_alone_is_not_called_a_model_in_silence(place: Path) -> None:
     source = checkpoint(FACTORS)
     (warning,) = convert(source, "out").warnings
-    assert "2 factors of LoRA" in warning
-    assert "give OUTPUT that name, and --rename" in warning
+    assert "2 LoRA factors" in warning
+    assert "use this file name as OUTPUT, and --rename" in warning
     of_peft = checkpoint({name.replace(".default", ""): factor for name, factor in FACTORS.items()})
     (warning,) = convert(of_peft, "again").warnings
-    assert "2 factors of LoRA under the name of a model" in warning
-    with pytest.raises(UsageError, match="2 factors of LoRA under the name of a model") as refused:
+    assert "2 LoRA factors, but has the file name of a model" in warning
+    with pytest.raises(UsageError, match="2 LoRA factors, but has the file name of a model") as refused:
         convert(of_peft, "published", for_hub=True)
     # The advice works.
-    assert "give OUTPUT that name, and copy that configuration" in refused.value.hint
+    assert "use this name as OUTPUT, and copy the adapter_config.json" in refused.value.hint
     Path("adapter_config.json").write_text(json.dumps(CONFIG))
     Path("advised").mkdir()
     assert not convert(of_peft, "advised/adapter_model.safetensors").warnings
@@ -81,7 +81,9 @@ def test_an_adapter_alone_gets_the_advice_that_makes_it_one_of_peft(place: Path)
     ) as error:
         convert(source, "out", for_hub=True, include=["*lora_*"])
     rule = error.value.hint.partition("--rename '")[2].partition("'")[0]
-    with pytest.raises(UsageError, match=r"2 factors of LoRA under the name of a model.* adapter_model\.safetensors"):
+    with pytest.raises(
+        UsageError, match=r"2 LoRA factors, but has the file name of a model.* adapter_model\.safetensors"
+    ):
         convert(source, "out", for_hub=True, include=["*lora_*"], rename=[rule])
     with pytest.raises(UsageError, match=re.escape(f"For the adapter alone: --include '*lora_*' --rename '{rule}'")):
         convert(source, "out", for_hub=True)
@@ -127,7 +129,7 @@ def test_an_adapter_without_its_other_trained_tensors_is_warned_of(place: Path) 
     source = checkpoint({**TRAINED, **BESIDE})
     rule = r"\.default(?=\.|$)="
     (warning,) = convert(source, "adapter_model.safetensors", include=["*lora_*"], rename=[rule]).warnings
-    assert "The output lacks 2 tensors that the adapter 'default' has next to its factors" in warning
+    assert "The output has the factors of the adapter 'default', but lacks 2 tensors" in warning
     # Those of another adapter are not missed.
     others = {name.replace(".default", ".reference"): tensor for name, tensor in BESIDE.items()}
     source = checkpoint({**TRAINED, **others})
@@ -154,7 +156,7 @@ def test_an_adapter_without_a_configuration_is_told_which_keys_it_needs(place: P
 
 def test_a_whole_model_in_the_place_of_an_adapter_is_told_how_models_are_combined(place: Path) -> None:
     save_file({"q.weight": torch.ones(4, 3)}, "base.safetensors")
-    with pytest.raises(UsageError, match=r"no factors of LoRA.* combined with ckptconv average"):
+    with pytest.raises(UsageError, match=r"nor LoRA factors.* use ckptconv average"):
         merge("base.safetensors", "base.safetensors", "out")
 
 
@@ -174,7 +176,7 @@ def test_a_tokenizer_that_a_training_changed_is_named_where_that_of_the_base_is_
     for options in ({"for_hub": True}, {"copy_config": True}, {}):
         (warning,) = merge("base", "adapter", f"other-{len(options)}", overwrite=True, **options).warnings
         assert warning.startswith(
-            "adapter has its own chat_template.jinja (the base has none), tokenizer.json: the output has the tokenizer "
+            "adapter has its own chat_template.jinja (the base has none), tokenizer.json, but the output has the "
         )
     assert Path("other-1/tokenizer.json").read_text() == '{"version": "1.0"}'
     assert not merge("base", "adapter", "bare", copy_config=False).warnings

@@ -30,15 +30,15 @@ def told(config: Mapping[str, Any], *left: str) -> str:
 @every(
     "config, left, expected",
     [
-        ({"num_hidden_layers": 5}, ["layers.4."], "num_hidden_layers 5, and the output has 4 of 5 model.layers.N"),
+        ({"num_hidden_layers": 5}, ["layers.4."], "num_hidden_layers 5, but the output has 4 of 5 model.layers.N"),
         ({"a": {"n_layer": 5}}, ["layers.4."], "a.n_layer 5"),
         ({"layer_types": ["x"] * 5}, ["layers.0."], "layer_types 5"),
         ({"num_hidden_layers": 5}, ["layers."], "0 of 5 model.layers.N"),
         # Of 5 layers one predicts further tokens.
-        ({"num_hidden_layers": 4, "num_nextn_predict_layers": 1}, ["layers.4."], "num_nextn_predict_layers 1, and"),
+        ({"num_hidden_layers": 4, "num_nextn_predict_layers": 1}, ["layers.4."], "num_nextn_predict_layers 1, but"),
         ({"num_hidden_layers": 4, "num_nextn_predict_layers": 0}, ["layers.4."], ""),
-        ({"num_hidden_layers": 4, "num_nextn_predict_layers": 1}, ["layers.0."], "num_hidden_layers 4, and"),
-        ({"n_routed_experts": 3}, ["experts.2."], "n_routed_experts 3, and the output has 2 of 3 model.layers.1.mlp"),
+        ({"num_hidden_layers": 4, "num_nextn_predict_layers": 1}, ["layers.0."], "num_hidden_layers 4, but"),
+        ({"n_routed_experts": 3}, ["experts.2."], "n_routed_experts 3, but the output has 2 of 3 model.layers.1.mlp"),
         ({"n_routed_experts": 3}, [".experts."], "0 of 3 model.layers.1.mlp.experts.N"),
         # What is gone with its layer is told of that.
         ({"n_routed_experts": 3}, ["layers.1."], ""),

@@ -60,7 +60,7 @@ def test_every_file_that_the_output_lacks_is_in_the_report_with_a_reason(source:
         COPIED, "not copied without --copy-config"
     )
     one = named(convert(source, tmp_path / "one.safetensors"))
-    assert all(one[name] == "one file has no directory to copy to" for name in COPIED)
+    assert all(one[name] == "OUTPUT is a single file" for name in COPIED)
 
 
 def test_an_earlier_output_beside_the_steps_of_a_run_is_read_with_a_warning(tmp_path: Path) -> None:
@@ -73,7 +73,9 @@ def test_an_earlier_output_beside_the_steps_of_a_run_is_read_with_a_warning(tmp_
     convert(run / "step-100", tmp_path / "out.safetensors")
     (tmp_path / "out.safetensors").replace(run / "model.safetensors")
     (warning,) = convert(run, tmp_path / "of-ours").warnings
-    assert warning.startswith(f"{run / 'model.safetensors'} was read, an earlier output of ckptconv, and not the steps")
+    assert warning.startswith(
+        f"{run / 'model.safetensors'}, an earlier output of ckptconv, was read instead of the steps"
+    )
     assert "step-100, step-200." in warning
 
 
@@ -106,7 +108,7 @@ def test_what_could_not_be_copied_says_why(source: Path, tmp_path: Path) -> None
     left = named(convert(source, tmp_path / "out", copy_config=True))
     assert left["vocab.json"] == "it is a link to a file outside its directory"
     assert left["merges.txt"] == "it is no file"
-    assert left["README.md"] == "that in the output's directory was not replaced"
+    assert left["README.md"] == "the file in the output's directory was not replaced"
 
 
 def test_files_of_ranks_are_not_named_but_those_of_the_model_beside_them(tmp_path: Path) -> None:
@@ -115,7 +117,7 @@ def test_files_of_ranks_are_not_named_but_those_of_the_model_beside_them(tmp_pat
         shutil.copytree(run, here)
         for name in ("config.json", "tokenizer.json"):
             (here / name).write_text("{}")
-        reason = "one file has no directory to copy to"
+        reason = "OUTPUT is a single file"
         left = f"not copied from {here}: config.json, tokenizer.json ({reason})."
         assert noted(convert(here, tmp_path / f"{number}.safetensors").notes) == [left]
         assert noted(convert(here, tmp_path / f"{number}-copied", copy_config=True).notes) == []
@@ -135,7 +137,7 @@ def test_beside_ranks_all_else_is_named_and_the_files_of_a_folder(tmp_path: Path
         left |= {"config.json": UNASKED}
         assert named(convert(here, tmp_path / f"{number}-plain")) == left
         (here / "config.json").write_text("{}")
-        left |= {"config.json": "that of another folder is used"}
+        left |= {"config.json": "the file of another folder is used"}
         report = convert(here, tmp_path / f"{number}-beside", copy_config=True)
         assert named(report) == left
         assert str(here / "huggingface" / "config.json") in report.left
@@ -153,7 +155,7 @@ def test_a_file_by_its_name_and_an_output_beside_its_input_leave_nothing(source:
         ("tokenizer.model", ""),
         ("params.json", "for other programs"),
         ("pytorch_model-00001-of-00002.bin", "other weights"),
-        ("model.safetensors.index.json", "it lists the files of the input"),
+        ("model.safetensors.index.json", "index of the input files"),
         ("tf_model.h5", "for other programs"),
         ("run_config.yaml", "of the training"),
         ("optimizer_1.bin", "of the training"),
@@ -188,7 +190,7 @@ def test_one_file_among_other_weights_is_not_taken_for_the_checkpoint(tmp_path: 
     assert convert(directory, tmp_path / "alone", fsync=False).tensors == 1
     (directory / "base.pt").write_bytes(b"\x80\x02N.")
     with pytest.raises(
-        UsageError, match=r"several weights, .* are meant: .*/in/c\.safetensors, .*/in/base\.pt\."
+        UsageError, match=r"several files of weights, .* which to convert: .*/in/c\.safetensors, .*/in/base\.pt\."
     ) as told:
         convert(directory, tmp_path / "out", dry_run=True)
     assert told.value.hint.startswith("Give one of them")
@@ -207,7 +209,7 @@ def test_of_weights_of_several_libraries_the_report_names_all(tmp_path: Path) ->
     for name in ("model", "open_clip_model"):
         save_file({"w": torch.ones(2)}, place / f"{name}.safetensors")
     report = convert(place, tmp_path / "out")
-    what = "model.safetensors was read, and not open_clip_model.safetensors. Name a file to convert it."
+    what = "model.safetensors was read, but not open_clip_model.safetensors. Give the path of a file to convert it."
     assert report.warnings == [f"{place} has weights of several libraries: {what}"]
     for command in looking():
         assert report.warnings[0] in ckptconv_here(command, place, "--json").json["warnings"]
@@ -248,6 +250,6 @@ def test_a_checkpoint_in_a_folder_beside_a_file_is_named(tmp_path: Path) -> None
     save_file({"w": torch.ones(2)}, place / "expected.safetensors")
     assert convert(place, tmp_path / "out").warnings == []
     convert(place / "expected.safetensors", place / "checkpoint")
-    told = [f"{place / 'checkpoint'} is a checkpoint too, and not read. To convert it, give its name."]
+    told = [f"{place / 'checkpoint'} is a checkpoint too, but not read. To convert it, give its path."]
     assert convert(place, tmp_path / "out").warnings == told
     assert convert(place / "checkpoint", tmp_path / "other").tensors == 1

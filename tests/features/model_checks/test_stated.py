@@ -26,7 +26,7 @@ LAYERS = {f"model.layers.{layer}.mlp.experts.{expert}.w": torch.ones(1) for laye
             "num_hidden_layers 32, but the weights of the output have 3 layers.",
         ),
         ({"text_config": {"n_layer": 5}}, "text_config.n_layer 5"),
-        ({"n_routed_experts": 64}, "config.json says n_routed_experts 64, and the output has 4 experts in each layer."),
+        ({"n_routed_experts": 64}, "config.json has n_routed_experts 64, but the output has 4 experts in each layer."),
     ],
 )
 def test_numbers_that_are_not_those_of_the_weights_are_told(
@@ -49,10 +49,10 @@ TEXT, VISION = {"text_config": {"vocab_size": 8}}, {"vision_config": {"vocab_siz
     [
         ({WORDS: 8}, {"vocab_size": 8}, ""),
         ({WORDS: 8}, {}, ""),
-        ({WORDS: 8}, {"vocab_size": 6}, "says vocab_size 6, and 'model.embed_tokens.weight' of the output has 8 rows"),
-        ({WORDS: 6, HEAD: 6}, {"vocab_size": 8}, "says vocab_size 8"),
+        ({WORDS: 8}, {"vocab_size": 6}, "has vocab_size 6, but 'model.embed_tokens.weight' of the output has 8 rows"),
+        ({WORDS: 6, HEAD: 6}, {"vocab_size": 8}, "has vocab_size 8"),
         ({f"language_{WORDS}": 8}, {**TEXT, **VISION}, ""),
-        ({f"language_{WORDS}": 9}, TEXT, "says text_config.vocab_size 8"),
+        ({f"language_{WORDS}": 9}, TEXT, "has text_config.vocab_size 8"),
         # Some models of several components state an older number outside.
         ({WORDS: 8}, {"vocab_size": 6, **TEXT}, ""),
         # Models with rows that are no tokens: padding, and those of other components.

@@ -21,7 +21,7 @@ CAUSAL = {"architectures": ["LlamaForCausalLM"]}
 
 def test_weights_under_the_prefix_of_a_wrapper_are_not_published(place: Path) -> None:
     torch.save({"state_dict": {f"module.{name}": tensor for name, tensor in PLAIN.items()}}, "train.pt")
-    with pytest.raises(ckptconv.UsageError, match=r"begin with 'module\.', .*--strip-prefix module\. \("):
+    with pytest.raises(ckptconv.UsageError, match=r"begin with 'module\.', .*--strip-prefix module\."):
         ckptconv.convert("train.pt", "out", for_hub=True)
     ckptconv.convert("train.pt", "out", for_hub=True, strip_prefix="module.")
     assert load_file("out/model.safetensors").keys() == PLAIN.keys()
@@ -43,7 +43,7 @@ def test_an_optimizer_alone_is_not_called_a_model_in_silence(place: Path) -> Non
     optimizer.step()
     torch.save(optimizer.state_dict(), "optimizer.pt")
     (told,) = ckptconv.convert("optimizer.pt", "out").warnings
-    assert "states of an optimizer by number, such as 'state.0.step', and no weights" in told
+    assert "optimizer states by number, such as 'state.0.step', but no weights" in told
     torch.save({"model": {"w": weight}, "optimizer": optimizer.state_dict()}, "train.pt")
     assert not ckptconv.convert("train.pt", "whole").warnings
 
@@ -62,7 +62,7 @@ def warnings(here: Path, tensors: Mapping[str, torch.Tensor], config: Mapping[st
         (
             PLAIN,
             {"torch_dtype": "bfloat16"},
-            "says dtype bfloat16, and the weights of the output are float32",
+            "has dtype bfloat16, but the weights of the output are float32",
         ),
         ({**PLAIN, "norm": torch.ones(1).bfloat16()}, {"dtype": "bfloat16"}, ""),
         (PLAIN, {"dtype": "auto"}, ""),
@@ -71,7 +71,11 @@ def warnings(here: Path, tensors: Mapping[str, torch.Tensor], config: Mapping[st
         ({EMBEDDINGS: PLAIN[EMBEDDINGS]}, {"tie_word_embeddings": False, **CAUSAL}, "has no lm_head.weight"),
         # The body of a model alone never has one.
         ({EMBEDDINGS: PLAIN[EMBEDDINGS]}, {"tie_word_embeddings": False, "architectures": ["LlamaModel"]}, ""),
-        (PLAIN, {"tie_word_embeddings": True, **CAUSAL}, "tie_word_embeddings true, and the output has lm_head.weight"),
+        (
+            PLAIN,
+            {"tie_word_embeddings": True, **CAUSAL},
+            "tie_word_embeddings true, but the output also has lm_head.weight",
+        ),
     ],
 )
 def test_a_statement_that_is_not_true_is_told(

@@ -121,7 +121,7 @@ def test_a_missing_file_of_meta_is_named(tmp_path: Path) -> None:
 def test_files_of_meta_with_other_tensors_are_refused(tmp_path: Path) -> None:
     ours, _, _ = case("meta-llama3-tp2")
     of_meta({name: array for name, array in ours.items() if name != "1.layers.1.attention.wo.weight"}, tmp_path)
-    with pytest.raises(CorruptError, match=r"only one has 'layers\.1\.attention\.wo\.weight'"):
+    with pytest.raises(CorruptError, match=r"only one contains 'layers\.1\.attention\.wo\.weight'"):
         meta.read(Location(str(tmp_path)), Wanted(parts=True))
 
 
@@ -225,7 +225,11 @@ def damaged(change: Callable[[dict[str, object]], object]) -> Callable[[Path], N
     "change, error, words",
     [
         (lambda run: (run / "iter_0000005/mp_rank_00/model_optim_rng.pt").unlink(), CorruptError, "lacks the file"),
-        (damaged(lambda model: model.pop("output_layer.weight")), CorruptError, "only one has 'output_layer.weight'"),
+        (
+            damaged(lambda model: model.pop("output_layer.weight")),
+            CorruptError,
+            "only one contains 'output_layer.weight'",
+        ),
         (
             damaged(lambda model: model.update({"output_layer.weight": torch.zeros(3, 5, dtype=torch.int16)})),
             CorruptError,
@@ -234,12 +238,12 @@ def damaged(change: Callable[[dict[str, object]], object]) -> Callable[[Path], N
         (
             damaged(lambda model: model.update({"decoder.final_layernorm.weight": torch.zeros(5)})),
             CorruptError,
-            "each rank should have the whole tensor.",
+            "each rank should have the same whole tensor.",
         ),
         (
             damaged(lambda model: [model.clear(), model.update(language_model={"w": torch.ones(2)})]),
             UnsupportedError,
-            "before Megatron-core",
+            "without Megatron-core",
         ),
     ],
     ids=["missing", "fewer tensors", "another shape", "another norm", "nested"],

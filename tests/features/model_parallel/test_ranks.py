@@ -54,7 +54,7 @@ def test_a_map_does_not_make_a_model_of_one_rank(tmp_path: Path) -> None:
         run = ckptconv_here("convert", path, tmp_path / "o.safetensors", "--map", name, *QUIETLY)
         run.refused(5, path, "--alone")
     run = ckptconv_here("convert", path.parent.parent, tmp_path / "o.safetensors", "--map", "megatron-llama", *QUIETLY)
-    run.refused(4, "lacks the file of the rank (1, 0, 0)")
+    run.refused(4, "lacks the file of rank (1, 0, 0)")
 
 
 def test_what_was_moved_names_no_directory(tmp_path: Path) -> None:

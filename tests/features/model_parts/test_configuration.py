@@ -173,7 +173,7 @@ def test_keys_about_layers_follow_them(layers: tuple[int, ...], before: Config, 
 @every(
     "layers, config, words",
     [
-        (FIRST, {}, ["does not count the 6 layers"]),
+        (FIRST, {}, ["number of layers, 6 in the weights"]),
         (FIRST, {"num_hidden_layers": 7}, ["num_hidden_layers 7", "6 layers"]),
         (FIRST, {**SIX, "layer_types": LETTERS[:5]}, ["5 entries in layer_types", "6 layers"]),
         (FIRST, {**SIX, "intermediate_size": [8, 9]}, ["2 entries in intermediate_size", "6 layers"]),
@@ -188,9 +188,9 @@ def test_keys_about_layers_follow_them(layers: tuple[int, ...], before: Config, 
         (FIRST, {**SIX, "last_dense_layers": 1}, ["last_dense_layers 1"]),
         (OTHERS, {**SIX, "scale_attn_by_inverse_layer_idx": True}, ["scale_attn_by_inverse_layer_idx"]),
         (OTHERS, {**SIX, "index_topk_freq": 2}, ["index_topk_freq 2"]),
-        (OTHERS, {**SIX, "indexer_types": ["full", "shared"] * 3}, ["indexer_types 'shared' of layer 1"]),
-        (OTHERS, {**SIX, "kv_reuse_group": [[1, 2], [3, 4]]}, ["kv_reuse_group", "take what its first one computes"]),
-        ((2, 1), {**SIX, "kv_reuse_group": [[1, 2]]}, ["kv_reuse_group", "take what its first one computes"]),
+        (OTHERS, {**SIX, "indexer_types": ["full", "shared"] * 3}, ["indexer_types 'shared' for layer 1"]),
+        (OTHERS, {**SIX, "kv_reuse_group": [[1, 2], [3, 4]]}, ["kv_reuse_group", "use results of its first layer"]),
+        ((2, 1), {**SIX, "kv_reuse_group": [[1, 2]]}, ["kv_reuse_group", "use results of its first layer"]),
         (OTHERS, {**SIX, "cla_share_factor": 2}, ["cla_share_factor 2"]),
         (OTHERS, {**SIX, "n_layers_per_block": 2}, ["n_layers_per_block 2"]),
         (OTHERS, {**SIX, "moe_layer_offset_of_something": 3}, ["moe_layer_offset_of_something 3"]),
@@ -225,7 +225,7 @@ def test_a_window_of_layers_that_are_not_named_is_a_warning(
 ) -> None:
     whole = {**SIX, **config}
     told = edited(whole, cut(Asked(layers), model(), whole, "x").facts).warnings
-    assert [text for text in told if "sliding_window 4, and not of which layers" in text] == [*told]
+    assert [text for text in told if "sliding_window 4, but does not specify the layers" in text] == [*told]
     assert bool(told) == is_told
 
 
@@ -233,7 +233,7 @@ def test_a_window_of_layers_that_are_not_named_is_a_warning(
 def test_experts_that_are_grouped_otherwise_are_a_warning(kept: tuple[int, ...], is_told: bool) -> None:
     whole = {"num_experts": 8, "n_group": 2}
     told = edited(whole, cut(Asked(experts=(kept,)), model(2, 8), whole, "x").facts).warnings
-    assert ["config.json says n_group 2" in text for text in told] == [True] * is_told
+    assert ["config.json has n_group 2" in text for text in told] == [True] * is_told
 
 
 @every("key, value", [("global_head_dim", 512), ("per_layer_config", {"1": {"head_dim": 512}}), ("head_dim", 64)])
@@ -244,7 +244,7 @@ def test_a_last_layer_that_programs_take_for_another_kind_is_an_error(key: str, 
     if key == "head_dim":
         assert told(whole, FIRST)["layer_types"] == ["sliding_attention", "full_attention", "sliding_attention"]
         return
-    with pytest.raises(UsageError, match=r"layer_types sliding_attention of layer 2, .* read the last one as full"):
+    with pytest.raises(UsageError, match=r"layer_types sliding_attention for layer 2, .* read the last layer as full"):
         told(whole, FIRST)
 
 
@@ -270,9 +270,9 @@ EXPERTS = {"n_routed_experts": 8, "num_hidden_layers": 2}
         (
             range(4),
             {"num_experts": 8, "n_group": 4, "topk_group": 1, "num_experts_per_tok": 2},
-            "takes 2 experts of 1 groups",
+            "uses 2 experts of 1 groups",
         ),
-        (range(4), {"hidden_size": 8}, "does not count the 8 experts"),
+        (range(4), {"hidden_size": 8}, "number of experts, 8 in the weights"),
     ],
 )
 def test_keys_about_experts_follow_them(kept: range, before: Config, after: Any) -> None:
@@ -304,8 +304,8 @@ def test_keys_about_experts_follow_them(kept: range, before: Config, after: Any)
         ),
         (["re:.*layers.4.mlp"], "re:.*layers.4.mlp"),
         (["model.layers.4*"], "model.layers.4"),
-        ([r"re:model\.layers\.[0-3]\..*"], "may mean layers"),
-        ({r"+:.*\.4\..*": {}}, "may mean layers"),
+        ([r"re:model\.layers\.[0-3]\..*"], "may refer to layers"),
+        ({r"+:.*\.4\..*": {}}, "may refer to layers"),
     ],
 )
 def test_names_of_quantized_modules_follow_them(before: Any, after: Any) -> None:

@@ -107,7 +107,7 @@ def test_a_component_has_its_own_names_and_configuration(tmp_path: Path) -> None
     assert told["tie_word_embeddings"] is True
     found, told, report = converted(tmp_path / "m", tmp_path / "eyes", component="vision")
     assert any(
-        note.startswith("config.json was changed to be true of the part: it is the model's vision_config")
+        note.startswith("config.json was changed to match the part: it is vision_config of the model")
         for note in report.notes
     )
     tower = "model.vision_tower."
@@ -213,7 +213,7 @@ def test_the_configuration_may_lie_elsewhere(tmp_path: Path) -> None:
     assert (told["num_hidden_layers"], told["layer_types"]) == (2, config["layer_types"][:2])
     bare, none, report = converted(tmp_path / "m", tmp_path / "bare", layers="0-1")
     assert none == {}
-    assert any("No configuration was found" in note for note in report.notes)
+    assert any("No config.json was found" in note for note in report.notes)
     assert_equal(bare, found)
 
 
@@ -224,7 +224,7 @@ def test_a_configuration_alone_is_copied_and_makes_no_part(tmp_path: Path) -> No
     given = str(tmp_path / "other" / "config.json")
     report = ckptconv.convert(tmp_path / "m.pt", tmp_path / "out", config=given, fsync=False)
     assert json.loads((tmp_path / "out" / "config.json").read_text()) == config
-    left = "Not converted: epoch, because an output with --config has only tensors."
+    left = "Not converted: epoch, because an output with --config contains only tensors."
     assert report.notes == ["copied: config.json", left]
     assert report.warnings == []
 

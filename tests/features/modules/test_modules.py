@@ -423,7 +423,7 @@ HOSTILE = {
     "modules": (lambda: with_field("_modules", [nn.Linear(1, 1)]), CorruptError, "_modules is not a dictionary"),
     "parameters": (lambda: with_field("_parameters", None), CorruptError, "_parameters is not a dictionary"),
     "a number": (lambda: with_field("_parameters", {"weight": 3}), CorruptError, "'weight', that is not a tensor"),
-    "no text": (lambda: with_field("_buffers", {3: torch.ones(1)}), CorruptError, "named 3, which is not text"),
+    "no text": (lambda: with_field("_buffers", {3: torch.ones(1)}), CorruptError, "named 3, but names must be text"),
     "no module": (lambda: with_field("_modules", {"a": 3}), CorruptError, "'a' among its modules"),
     "private": (lambda: nn.Sequential(Private()), UnsupportedError, "a custom state"),
     "twice": (twice, CorruptError, "two parameters named"),

@@ -78,7 +78,7 @@ def test_a_file_of_a_step_is_one_of_many(tmp_path: Path) -> None:
         ("beyond", "are not valid slices"),
         ("shape", "unsharded_shape is"),
         ("overlap", "overlap"),
-        ("other", "not the data of a parameter"),
+        ("other", "but the data of one parameter was expected"),
         ("experts", "expert-parallel ranks,"),
     ],
 )

@@ -78,7 +78,7 @@ def test_what_is_beside_the_weights_is_named_and_checksums_are_checked(tmp_path:
 @every(
     "members, words",
     [
-        ({"model_config_yaml": b""}, "it has no model_weights.ckpt: it holds model_config.yaml"),
+        ({"model_config_yaml": b""}, "it has no model_weights.ckpt, but contains model_config.yaml"),
         ({"mp_rank_00__model_weights_ckpt": saved()}, "model-parallel ranks: mp_rank_00/model_weights.ckpt"),
         ({"model_weights__metadata.json": b"{}"}, "its weights are a"),
         ({"model_weights_ckpt": b"x"}, "not a zip archive of torch.save"),

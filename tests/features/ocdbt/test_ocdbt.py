@@ -84,23 +84,23 @@ def test_no_value_in_a_file_is_read(tmp_path: Path) -> None:
 
 # What is said of those whose other numbers would be refused elsewhere too.
 SAID = {
-    "manifest_prefix": "begins with 90 bytes of b'a'",
+    "manifest_prefix": "reuses 90 bytes of b'a'",
     "manifest_large": "at most 4194304 are supported",
     "node_void": "it has 0 entries",
     "node_void_child": "it has 0 entries",
-    "node_inherited": "one of 32000: too many",
-    "manifest_longer": "says that it has 1099511627776",
+    "node_inherited": "one of 32000 bytes",
+    "manifest_longer": "but its header records 1099511627776",
     "manifest_bomb": "unpacks to more than",
-    "manifest_files": "refers to 524288 data files: too many",
-    "node_itself": "of another height than 0, which leads to it",
+    "manifest_files": "refers to 524288 data files",
+    "node_itself": "its height is not 0, which its parent records",
     "node_twice": "belong to another node: b'a'",
-    "node_order": "its keys are not in order",
+    "node_order": "its keys are out of order",
     "node_overlap": "the values at bytes 0 and 5 overlap",
-    "node_words": "too many",
+    "node_words": "exceeds the limit",
     "node_first": "belong to another node: b'a'",
     "node_last": "belong to another node: b'a'",
     "node_spelled": "bytes, which unpack to",
-    "manifest_frames": "not one frame of zstandard",
+    "manifest_frames": "not exactly one zstandard frame",
 }
 
 

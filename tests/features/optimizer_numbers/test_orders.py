@@ -59,7 +59,7 @@ def test_a_trainer_s_checkpoint_has_the_order_of_its_architecture(tmp_path: Path
         torch.save(optimizer.state_dict(), step / "optimizer.pt")
         run = ckptconv_here("convert", step, tmp_path / f"{name}-out", "--optimizer", tmp_path / f"{name}.safetensors")
         assert run.code == 0, run.err
-        assert "parameters follow from" in run.out
+        assert "parameters were derived from" in run.out
         assert_same(load_file(tmp_path / f"{name}.safetensors"), expected)
         # The weights alone, and without any order.
         run = ckptconv_here("convert", step, tmp_path / f"{name}-alone")
@@ -67,7 +67,7 @@ def test_a_trainer_s_checkpoint_has_the_order_of_its_architecture(tmp_path: Path
         shutil.copy(step / "config.json", tmp_path / "config.json")
         told = json.loads((step / "config.json").read_text())
         (step / "config.json").write_text(json.dumps({**told, "auto_map": {"AutoModel": "own.Model"}}))
-        ckptconv_here("convert", step, "--optimizer", tmp_path / "no").refused(5, "names custom model code,")
+        ckptconv_here("convert", step, "--optimizer", tmp_path / "no").refused(5, "refers to custom model code,")
         (step / "config.json").unlink()
         for option in FURTHER:
             run = ckptconv_here("convert", step, f"--{option}", tmp_path / "no")
@@ -107,7 +107,7 @@ def test_adapters_have_the_order_of_their_base(tmp_path: Path) -> None:
         assert_same(load_file(out), expected)
         out.unlink()
     (step / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": "some/where"}))
-    ckptconv_here("convert", step, "--optimizer", out).refused(5, "names no local base model")
+    ckptconv_here("convert", step, "--optimizer", out).refused(5, "specifies no local base model")
     # What the running model calls its parameters, the frozen ones of the base with them.
     names = [name.replace("A.weight", "A.default.weight").replace("B.weight", "B.default.weight") for name in named]
     frozen = [f"base_model.model.{each}.base_layer.weight" for each in modules]
@@ -222,7 +222,7 @@ def test_only_names_that_decide_are_asked_for_when_an_order_leaves_a_choice(grou
     command = "convert", tmp_path / "t.pt", tmp_path / "w.safetensors", "--optimizer", tmp_path / "s.safetensors"
     for words in ([], ["--order", tmp_path / "all.txt"], ["--order", tmp_path / "sd.pt"]):
         said = ckptconv_here(*command, *words).refused(5, "in more than one way", "json.dump(")
-        assert ("alone, in its order, one per line" in said) is not grouped
+        assert ("only, in the optimizer's order, one per line" in said) is not grouped
         assert not any(way in said for way in ("state_dict() saved", "config.json", "model.named_parameters(), one"))
     if grouped:
         text = json.dumps([[names[parameter] for parameter in part] for part in parts])
@@ -284,7 +284,7 @@ def test_what_tells_an_order_is_an_input(tmp_path: Path) -> None:
 
 
 def test_an_assumption_is_told_unless_shapes_or_the_save_prove_the_names(tmp_path: Path) -> None:
-    assumed = "correct if each group has its parameters in the order of model.parameters()"
+    assumed = "correct if each group lists its parameters in the order of model.parameters()"
     for told, sizes, named in ((True, (2, 2), False), (False, (2, 3), False), (False, (2, 2), True)):
         model = nn.ParameterDict({f"b{at}": nn.Parameter(torch.zeros(size)) for at, size in enumerate(sizes)})
         optimizer = torch.optim.AdamW(model.named_parameters() if named else model.parameters())
@@ -366,11 +366,11 @@ def test_an_order_leaves_out_the_optimizer_of_another_model(tmp_path: Path) -> N
         held = optimizers[name].state
         expected = {f"{n}.{key}": own for n, each in model.named_parameters() for key, own in held[each].items()}
         words = ["convert", tmp_path / "train.pt", "--optimizer", tmp_path / f"{name}.safetensors"]
-        ckptconv_here(*words).refused(2, "but it is not clear where its model is", "--key")
+        ckptconv_here(*words).refused(2, "but its model could not be identified", "--key")
         ckptconv_here(*words, "--key", name).refused(5, "the set of optimizers", "--order")
         run = ckptconv_here(*words, "--key", name, "--order", tmp_path / "order.json")
         assert run.code == 0, run.err
-        assert "has no names for 8 of the parameters" in run.out
+        assert "Of the parameters, 8 have no name there" in run.out
         assert_same(load_file(tmp_path / f"{name}.safetensors"), expected)
 
 
@@ -387,5 +387,5 @@ def test_lbfgs_has_no_state_of_a_parameter(tmp_path: Path) -> None:
     optimizer.step(loss)
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "train.pt")
     words = ["convert", tmp_path / "train.pt"]
-    ckptconv_here(*words, "--optimizer", tmp_path / "states").refused(5, "one state for all its parameters")
+    ckptconv_here(*words, "--optimizer", tmp_path / "states").refused(5, "a single state for all parameters")
     assert ckptconv_here(*words, tmp_path / "model.safetensors").code == 0

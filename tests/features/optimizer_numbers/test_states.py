@@ -37,7 +37,7 @@ def test_numbers_that_nothing_names_are_refused_in_every_output(tmp_path: Path) 
     state = training_saved(tmp_path / "t.pt", "numbers")
     state["model"]["3.bias"] = torch.zeros(3)
     torch.save(state, tmp_path / "t.pt")
-    words = "numbers its 6 parameters", "the states cannot be matched to parameters", "named_parameters()"
+    words = "numbers its 6 parameters", "The states cannot be matched to parameters", "named_parameters()"
     refused(ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "s.safetensors"), 5, *words)
     assert [path.name for path in tmp_path.iterdir()] == ["t.pt"]
 
@@ -48,7 +48,7 @@ def test_factors_of_a_square_parameter_are_not_taken_for_states_of_a_vector(tmp_
     optimizer = {"state": states, "param_groups": [{"lr": 1.0, "params": [0]}]}
     torch.save({"model": model, "optimizer": optimizer}, tmp_path / "t.pt")
     run = ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "s.safetensors")
-    refused(run, 5, "and the states cannot be matched to parameters: ")
+    refused(run, 5, "The states cannot be matched to parameters: ")
 
 
 def test_two_optimizers_in_a_file_share_the_parameters(tmp_path: Path) -> None:
@@ -84,9 +84,9 @@ def test_states_among_the_weights_that_are_cast_are_told_with_the_option_that_le
     training_saved(tmp_path / "t.pt", "numbers")
     for output in ("out.safetensors", "out", "out.pt"):
         (told,) = convert(tmp_path / "t.pt", tmp_path / output, dtype="bf16").warnings
-        assert told.partition(" states")[2] == (
-            " of an optimizer are cast to bfloat16 too, such as 'optimizer.state.0.step'. --exclude 'optimizer.*' "
-            "leaves them out."
+        assert told.partition(" optimizer state")[2].removeprefix("s") == (
+            " are also cast to bfloat16, such as 'optimizer.state.0.step'. To leave them out, use "
+            "--exclude 'optimizer.*'."
         ), output
     for options in ({"dtype": "bf16", "exclude": "optimizer.*"}, {"dtype": "bf16", "key": "model"}, {"dtype": "fp32"}):
         report = convert(tmp_path / "t.pt", tmp_path / "again.safetensors", overwrite=True, **options)
@@ -95,7 +95,7 @@ def test_states_among_the_weights_that_are_cast_are_told_with_the_option_that_le
 
 def test_states_in_both_outputs_are_told(tmp_path: Path) -> None:
     training_saved(tmp_path / "t.pt", "numbers")
-    said = "OUTPUT holds the states of the optimizer too"
+    said = "OUTPUT also contains the optimizer states"
     for place, options, is_told in (("a", {}, True), ("b", {"key": "model"}, False)):
         notes = convert(tmp_path / "t.pt", tmp_path / place, optimizer=tmp_path / f"{place}-states", **options).notes
         assert any(note.startswith(said) for note in notes) == is_told, notes
@@ -113,8 +113,8 @@ def test_an_optimizer_without_its_model_is_said_to_be_one(tmp_path: Path) -> Non
     torch.save(optimizer.state_dict(), step / "optimizer.pt")
     assert ckptconv_here("convert", step, tmp_path / "out", "--optimizer", states).code == 0
     for place, fact, advice in (
-        (step / "optimizer.pt", "states of an optimizer by number", "Give the directory of the step"),
-        (states, "an optimizer's states by parameter itself", "read them without --optimizer"),
+        (step / "optimizer.pt", "numbered optimizer states", "Specify the directory of the step"),
+        (states, "only an optimizer's states by parameter", "convert them without --optimizer"),
     ):
         ckptconv_here("convert", place, tmp_path / "o", "--optimizer", tmp_path / "p").refused(2, fact, advice)
         with ckptconv.open(place) as checkpoint, pytest.raises(UsageError, match=fact):

@@ -24,6 +24,15 @@ def test_states_keep_their_names_in_every_output(groups: int, tmp_path: Path) ->
         assert_same({name: each.torch() for name, each in checkpoint.optimizer.items()}, expected)
 
 
+def test_states_without_an_output_of_the_weights_are_said_to_be_alone(tmp_path: Path) -> None:
+    note = "Not converted: the weights. Name OUTPUT after INPUT for them."
+    training_saved(tmp_path / "t.pt")
+    states = ("--optimizer", tmp_path / "states.safetensors")
+    assert note in done(ckptconv_here("convert", tmp_path / "t.pt", *states)).out.splitlines()
+    assert note not in done(ckptconv_here("convert", tmp_path / "t.pt", tmp_path / "t.safetensors", *states)).out
+    assert note not in done(ckptconv_here("convert", tmp_path / "t.pt", tmp_path / "t.safetensors")).out
+
+
 def test_two_optimizers_share_the_parameters_and_no_state(tmp_path: Path) -> None:
     expected = muon_saved(tmp_path / "t.pt")
     done(ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "states.safetensors"))
@@ -31,7 +40,7 @@ def test_two_optimizers_share_the_parameters_and_no_state(tmp_path: Path) -> Non
     saved = torch.load(tmp_path / "t.pt")
     torch.save({**saved, "optimizers": saved["optimizers"] * 2}, tmp_path / "t.pt")
     run = ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "again.safetensors")
-    run.refused(4, "two of its optimizers have a state of '0.weight'")
+    run.refused(4, "two of its optimizers contain a state of '0.weight'")
 
 
 def test_the_prefix_of_a_wrapper_is_no_part_of_a_name(tmp_path: Path) -> None:
@@ -64,3 +73,11 @@ def test_numbers_are_refused_by_name_without_the_feature_that_names_them(
     run = done(ckptconv_here("convert", tmp_path / "step", tmp_path / "out"))
     assert "the states in optimizer.pt" in run.out
     assert not (tmp_path / "states.safetensors").exists()
+
+
+def test_an_optimizer_whose_file_has_no_model_is_not_said_to_have_one_under_a_key(tmp_path: Path) -> None:
+    optimizer = training_saved(tmp_path / "t.pt")["optimizer"]
+    torch.save({"optimizer": optimizer, "epoch": 3}, tmp_path / "o.pt")
+    words = ("convert", tmp_path / "o.pt", "--optimizer", tmp_path / "states.safetensors")
+    said = ckptconv_here(*words).refused(2, "It has no other tensors; without --optimizer, it is converted as it is.")
+    assert "--key" not in said

@@ -108,9 +108,9 @@ def test_what_tensorstore_refuses_is_refused(case: str, tmp_path: Path) -> None:
 def test_of_a_run_the_last_complete_step_is_taken(case: str, name: str, tmp_path: Path) -> None:
     out = tmp_path / "out.safetensors"
     run = done(ckptconv_here("convert", DATA / case / "checkpoint" / "run", out))
-    text = f"Took {name}, the last step that is complete."
+    text = f"Took {name}, the last complete step."
     if case == "not-committed":
-        assert f"warning: {text} Later, and not complete: 2.orbax-checkpoint-tmp." in run.err
+        assert f"warning: {text} Later steps are not complete: 2.orbax-checkpoint-tmp." in run.err
     else:
         assert text in run.out
     model = expected_of(case)
@@ -130,7 +130,7 @@ def test_a_step_that_is_not_complete_is_refused(tmp_path: Path) -> None:
     copied = Path(shutil.copytree(left, tmp_path / "2"))
     ckptconv_here("convert", copied, tmp_path / "out").refused(4, "is not complete")
     (copied / "default.orbax-checkpoint-tmp").rename(copied / "default")
-    ckptconv_here("convert", copied, tmp_path / "out").refused(4, "has no time at which it was committed")
+    ckptconv_here("convert", copied, tmp_path / "out").refused(4, "records no commit time")
     told = json.loads((copied / "_CHECKPOINT_METADATA").read_text())
     (copied / "_CHECKPOINT_METADATA").write_text(
         json.dumps({**told, "commit_timestamp_nsecs": 5, "item_handlers": {"default": "x", "params": "y"}})
@@ -212,16 +212,16 @@ def test_a_file_of_a_step_means_the_step(tmp_path: Path) -> None:
     for name in ("_METADATA", "manifest.ocdbt"):
         done(ckptconv_here("convert", step_of("small-chunks") / name, tmp_path / f"{name}.safetensors"))
     run = ckptconv_here("convert", step_of("two-processes") / "ocdbt.process_1", tmp_path / "out")
-    run.refused(2, "what one process wrote", "Name that of the step")
+    run.refused(2, "one process's part of a step", "Specify the step directory")
     run = ckptconv_here("convert", step_of("small-chunks") / "d", tmp_path / "out")
-    run.refused(2, "has the data of a step alone", f"Name that of the step: {step_of('small-chunks')}")
+    run.refused(2, "contains only the data of a step", f"Specify the step directory: {step_of('small-chunks')}")
 
 
 def test_an_array_that_the_tree_does_not_name_is_told(tmp_path: Path) -> None:
     place = writer.step(tmp_path / "step", {"a": np.ones((2, 2), "f4"), "b": np.ones((2, 2), "f4")})
     (place / "_METADATA").write_text(writer.metadata(writer.entry("a")))
     run = done(ckptconv_here("convert", place, tmp_path / "out.safetensors"))
-    assert "does not name all arrays in its directory: 'b'" in run.err
+    assert "does not list all arrays in its directory: 'b'" in run.err
 
 
 ARRAY = np.arange(12 * 10, dtype="f4").reshape(12, 10)
@@ -303,7 +303,7 @@ def test_a_step_that_stores_zeros_too_and_lacks_a_chunk_is_refused(case: str, tm
     for command in (*looking(), "convert"):
         output = [tmp_path / "out.safetensors"] * (command == "convert")
         run = ckptconv_here(command, place, *output)
-        run.refused(4, "lacks the chunk of its elements from", f"on: {LOST[case]}.")
+        run.refused(4, "lacks the chunk that begins at element", f": {LOST[case]}.")
     assert not (tmp_path / "out.safetensors").exists()
 
 
@@ -331,10 +331,13 @@ def test_missing_chunks_are_zeros_with_a_warning_where_orbax_does_not_store_zero
     filled = torch.from_numpy(np.where(np.arange(10) < 5, ARRAY, np.float32(0)))
     for more in ({}, {KEY: False}):
         (place / "_METADATA").write_text(writer.metadata(writer.entry("w"), **more))
-        assert "not all chunks: 1 of 2 of 'w'." in done(ckptconv_here("convert", place, out, *VERIFY)).err
+        assert (
+            "lacks chunks, which are read as zeros: 1 of 2 of 'w' are stored."
+            in done(ckptconv_here("convert", place, out, *VERIFY)).err
+        )
         assert torch.equal(load_file(out)["w"], filled)
     (place / "_METADATA").write_text(writer.metadata(writer.entry("w"), **{KEY: True}))
-    ckptconv_here("convert", place, out).refused(4, f"lacks the chunk of its elements from [0, 5] on{lost}.")
+    ckptconv_here("convert", place, out).refused(4, f"lacks the chunk that begins at element [0, 5]{lost}.")
     (place / "_METADATA").write_text(writer.metadata(writer.entry("w"), **{KEY: "yes"}))
     ckptconv_here("convert", place, out).refused(4, KEY)
 
@@ -407,7 +410,9 @@ def test_a_store_of_google_needs_the_file_that_is_written_last(monkeypatch: pyte
 
     place = writer.step(tmp_path / "step", {"w": ARRAY})
     monkeypatch.setattr(locate, "WITHOUT_RENAME", (str(tmp_path),))
-    ckptconv_here("convert", place, tmp_path / "out.safetensors").refused(4, "commit_success.txt is written last")
+    ckptconv_here("convert", place, tmp_path / "out.safetensors").refused(
+        4, "commit_success.txt, which Orbax writes last"
+    )
     (place / "commit_success.txt").write_text("x")
     done(ckptconv_here("convert", place, tmp_path / "out.safetensors"))
 
@@ -447,7 +452,7 @@ def test_each_chunk_is_expected_to_be_read_once(tmp_path: Path) -> None:
 SAID = {
     "array_linked": "has too many directories",
     "tree_inside": "is inside another value",
-    "tree_up": "'../../w', which its tree names, is not there",
+    "tree_up": "'../../w', which its tree lists, is missing",
 }
 
 
@@ -461,7 +466,7 @@ def test_what_is_wrong_is_said(file: str, tmp_path: Path) -> None:
 
 def test_a_value_that_is_cut_short_is_found_before_anything_is_written(tmp_path: Path) -> None:
     run = ckptconv_here("convert", step_of("error-data-cut"), tmp_path / "out.safetensors")
-    run.refused(4, "has 7473 bytes, and 1949 bytes are said to begin at byte 5824")
+    run.refused(4, "has 7473 bytes, but should contain 1949 bytes from byte 5824 on")
 
 
 def test_of_arrays_that_lie_in_descriptions_the_bytes_read_are_those_of_the_descriptions(tmp_path: Path) -> None:

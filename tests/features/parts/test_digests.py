@@ -24,7 +24,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_part_of_a_single_file_is_finished_with_a_place_for_its_digests(mixed: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.safetensors"
     convert(mixed, out, digest="sha256", part=(0, 1))
-    with pytest.raises(UsageError, match="is one file without a manifest"):
+    with pytest.raises(UsageError, match="is a single file without a manifest"):
         finish(out)
     finish(out, manifest=tmp_path / "out.json")
     entry = json.loads((tmp_path / "out.json").read_text())["files"][out.name]

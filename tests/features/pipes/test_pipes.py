@@ -87,7 +87,7 @@ def test_a_pipe_of_the_shell_s_that_gives_nothing_is_not_taken_for_a_file(tmp_pa
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
     assert done.returncode == 4
     assert "the pipe /dev/fd/" in done.stderr
-    assert "Check the output of the command before the pipe;" in done.stderr
+    assert "Check the output of the command before the pipe." in done.stderr
     assert "another copy" not in done.stderr
     assert os.listdir(tmp_path) == []
 

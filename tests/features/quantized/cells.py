@@ -153,7 +153,7 @@ REFUSED_KERNELS: dict[str, tuple[list[Any], str]] = {
             [0, 0],
             [],
         ],
-        "does not make float32",
+        "does not yield float32",
     ),
     "blocks larger than memory": (
         [
@@ -166,7 +166,7 @@ REFUSED_KERNELS: dict[str, tuple[list[Any], str]] = {
             [0, 0],
             [1 << 30, 1 << 30],
         ],
-        "does not make float8_e4m3fn",
+        "does not yield float8_e4m3fn",
     ),
     "quantizing to nothing": (
         [
@@ -179,7 +179,7 @@ REFUSED_KERNELS: dict[str, tuple[list[Any], str]] = {
             [0, 0],
             [2, 2],
         ],
-        "does not make float8_e4m3fn",
+        "does not yield float8_e4m3fn",
     ),
     "the best of scales of floats": (
         [
@@ -192,7 +192,7 @@ REFUSED_KERNELS: dict[str, tuple[list[Any], str]] = {
             [0, 0],
             [2, 2],
         ],
-        "does not make float8_e4m3fn",
+        "does not yield float8_e4m3fn",
     ),
     "blocks that are not needed whole": (
         [
@@ -205,7 +205,7 @@ REFUSED_KERNELS: dict[str, tuple[list[Any], str]] = {
             [0, 0],
             [],
         ],
-        "does not make float8_e4m3fn",
+        "does not yield float8_e4m3fn",
     ),
     "scales of nothing": (
         [
@@ -218,7 +218,7 @@ REFUSED_KERNELS: dict[str, tuple[list[Any], str]] = {
             [0, 0],
             [],
         ],
-        "does not make float32",
+        "does not yield float32",
     ),
     "the largest of other rows": (
         [
@@ -231,7 +231,7 @@ REFUSED_KERNELS: dict[str, tuple[list[Any], str]] = {
             [0, 0],
             [],
         ],
-        "does not make float32",
+        "does not yield float32",
     ),
     "four bits without the scale of the weight": (
         [
@@ -244,7 +244,7 @@ REFUSED_KERNELS: dict[str, tuple[list[Any], str]] = {
             [0, 0],
             [],
         ],
-        "does not make float8_e4m3fn",
+        "does not yield float8_e4m3fn",
     ),
     "more scales than are looked at together": (
         [
@@ -257,7 +257,7 @@ REFUSED_KERNELS: dict[str, tuple[list[Any], str]] = {
             [0],
             [],
         ],
-        "does not make float32",
+        "does not yield float32",
     ),
 }
 

@@ -73,8 +73,8 @@ def test_weights_are_quantized_and_the_configuration_says_so(way: str, tmp_path:
     readers = row.rsplit("| ", 1)[1].removesuffix(" |")
     tried = (
         f"Tested loaders: {readers}."
-        if readers != "not tried"
-        else "Tested loaders: none; transformers and vLLM were not tried."
+        if readers != "not tested"
+        else "Tested loaders: none; transformers and vLLM were not tested."
     )
     assert note.endswith(f" {tried}")
     told = json.loads((out / "config.json").read_text())
@@ -145,7 +145,10 @@ def test_words_of_other_programs_for_what_is_not_quantized_lead_to_keep(tmp_path
     count = len([name for name in left_out if ".q_proj." in name])
     assert count
     are = "tensors are" if count > 1 else "tensor is"
-    told = f"{count} {are} not in the output, because of --exclude; --keep leaves weights in it, unquantized."
+    told = (
+        f"{count} {are} not in the output, because of --exclude. To keep weights in the output, unquantized, use "
+        "--keep."
+    )
     assert told in report.notes
 
 
@@ -264,7 +267,7 @@ def test_another_format_gives_back_the_same_numbers(name: str, way: str, tmp_pat
     ],
 )
 def test_where_a_number_would_be_another_it_is_refused_by_name(name: str, way: str, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match=r"'.+.weight' has numbers that codes and scales"):
+    with pytest.raises(UnsupportedError, match=r"'.+.weight' has numbers that the codes and scales"):
         ckptconv.convert(QUANTIZED / name, tmp_path / "q", requantize=way)
     assert not list(tmp_path.glob("q/*.safetensors"))
 
@@ -332,10 +335,10 @@ def test_scales_of_nvfp4_may_be_seventeen_powers_of_two_apart(least: int, tmp_pa
 
 @every("name, stored", [("block-fp8-e8m0", "block FP8"), ("gpt-oss-mxfp4", "MXFP4"), ("ct-nvfp4", "NVFP4")])
 def test_nvfp4_is_made_of_rows_of_mxfp4_alone(name: str, stored: str, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="has codes that are not MXFP4 in rows") as refused:
+    with pytest.raises(UnsupportedError, match="has codes that are not MXFP4 along rows") as refused:
         ckptconv.convert(QUANTIZED / name, tmp_path / "q", requantize="nvfp4")
-    assert f"are stored as {stored}. It takes only rows of MXFP4." in refused.value.message
-    assert "Leave --requantize out to keep them" in refused.value.hint
+    assert f"are stored as {stored}. This format supports only MXFP4 along rows." in refused.value.message
+    assert "Omit --requantize to keep the weights" in refused.value.hint
 
 
 def test_values_that_are_no_tensors_are_named_in_a_note(tmp_path: Path) -> None:
@@ -352,7 +355,9 @@ def test_the_experts_of_mlx_are_said_to_stay_and_to_be_for_no_other_program(tmp_
     save_file({experts: torch.randn(2, 32, 32), linear: torch.randn(32, 32)}, model)
     for way in ("mxfp4", "mxfp8"):
         report = ckptconv.convert(model, tmp_path / way, quantize=way, fsync=False)
-        assert [text for text in report.warnings if f"cannot hold them: {experts} (experts of mlx-lm)" in text], way
+        assert [text for text in report.warnings if f"does not support them: {experts} (experts of mlx-lm)" in text], (
+            way
+        )
         assert report.quantized == {way: 1}
     (tmp_path / "mxfp8" / "generation_config.json").write_text("{}")
     report = ckptconv.convert(tmp_path / "mxfp8", tmp_path / "back", dequantize=True, copy_config=True, fsync=False)

@@ -98,10 +98,10 @@ def test_how_an_archive_is_compressed_is_told_by_its_name(place: Path) -> None:
     for name in ("packed", "packed.bin"):
         with tarfile.open(name, "w:gz") as packed:
             packed.add("a.pt")
-    ckptconv_here("convert", "tar://a.pt::packed", "x").refused(2, "For a file of that name, write ./packed")
+    ckptconv_here("convert", "tar://a.pt::packed", "x").refused(2, "For a local file of that name, use ./packed")
     for name in ("./packed", "packed.bin"):
         told = ckptconv_here("convert", f"tar://a.pt::{name}", "x").refused(1)
-        assert "The name of a compressed archive must say how: it ends in .tar.gz" in told
+        assert "The name of a compressed archive must end in .tar.gz" in told
 
 
 class EndpointConnectionError(ConnectionError):
@@ -191,7 +191,7 @@ def test_parts_are_as_many_and_as_large_as_a_store_takes(size: int, memory: int)
 def test_parts_that_are_larger_than_memory_allows_are_told() -> None:
     assert notes([("small", 40 << 30)], 12 * MIB) == []
     (note,) = notes([("small", 40 << 30), ("large", 100 << 30)], 12 * MIB)
-    assert note.startswith("large is sent in parts of 11")
+    assert note.startswith("large is uploaded in parts of 11")
 
 
 def test_a_file_that_no_store_takes_is_refused() -> None:
@@ -201,7 +201,10 @@ def test_a_file_that_no_store_takes_is_refused() -> None:
 
 def test_why_a_store_does_not_take_a_file_is_said() -> None:
     for error, said in (
-        (OSError(errno.ENOSYS, "not implemented"), "the server does not implement this request. It was not published."),
-        (FileNotFoundError(), "the store has no such place. It was not published. Does the bucket or container exist?"),
+        (OSError(errno.ENOSYS, "not implemented"), "the server does not support this request. It was not published."),
+        (
+            FileNotFoundError(),
+            "the store has no such location. It was not published. Check that the bucket or container exists.",
+        ),
     ):
         assert str(failure("s3://b/x", error)) == f"s3://b/x cannot be written: {said}"

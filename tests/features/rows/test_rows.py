@@ -377,7 +377,7 @@ NOT_FITTING = [
     (
         "--embedding-dim 64 --method adagrad --weight-dtype float32",
         2,
-        "The table and its weights are float16, but --weight-dtype says float32.",
+        "The table and its weights are float16, but --weight-dtype is float32.",
     ),
     ("--embedding-dim 64 --method adagrad --momentum1-dtype float16", 2, "always float32"),
     ("--embedding-dim 64 --method adam --momentum1-dtype int8", 2, "is not one of float32"),
@@ -424,7 +424,7 @@ def test_a_handle_without_data_is_refused_and_not_taken_for_a_table(tmp_path: Pa
     torch.save({"m.embeddings.t.weight": PartiallyMaterializedTensor(), "other": torch.ones(2, 3)}, tmp_path / "t.pt")
     options = ["--embedding-dim", "64", "--method", "adam", tmp_path / "t.pt"]
     for words in (["split", *options, tmp_path / "out"], ["check", *options]):
-        said = run(*words, code=5, said="does not contain its rows").err
+        said = run(*words, code=5, said="does not contain the rows").err
         assert "PartiallyMaterializedTensor" in said
 
 
@@ -473,7 +473,7 @@ ANY = (
 
 def test_a_record_of_rows_of_another_size_is_refused(tmp_path: Path) -> None:
     rows = {"weight_id": torch.arange(3), "metadata": torch.arange(3), "weight": torch.ones(3, 8)}
-    for size, code, said in ((48, 0, ""), (52, 4, "says 52 bytes per row, but its parts take 48")):
+    for size, code, said in ((48, 0, ""), (52, 4, "specifies 52 bytes per row, but its parts require 48")):
         save_file(rows, tmp_path / "p.safetensors", {"ckptconv.rows": json.dumps({**RECORD, "row_bytes": size})})
         run("pack", tmp_path / "p.safetensors", tmp_path / "out.safetensors", code=code, said=said)
 
@@ -671,17 +671,13 @@ def test_it_is_said_which_tables_may_be_whole_rows_and_how_to_split_them(tmp_pat
         assert ckptconv_here(command, "--json", path).json["tables"] == notes
         assert all(note in ckptconv_here(command, path).out for note in notes)
     assert [note.split()[0] for note in notes] == ["m.embeddings.t.weight", "m.embeddings.h.weight"]
-    assert "whole rows, of 72 bytes: ckptconv rows split --embedding-dim" in notes[0]
+    assert "whole rows of 72 bytes. If it does: ckptconv rows split --embedding-dim" in notes[0]
     assert "PartiallyMaterializedTensor" in notes[1]
     kind = Kind(64, "adam")
     table = {"a.embedding_bags.b.weight": as_tensor(rows_of(kind, 3), "float32")}
     torch.save({**table, "a.embedding_bags.b.weight_id": torch.arange(3)}, path)
     (note,) = notes_of(open_source(path))
-    command = (
-        note.split("ckptconv rows split ")[1]
-        .split(", if it holds such rows")[0]
-        .replace("OUTPUT", str(tmp_path / "p.safetensors"))
-    )
+    command = note.split("ckptconv rows split ")[1].replace("OUTPUT", str(tmp_path / "p.safetensors"))
     run("split", *command.split())
     (note,) = notes_of(open_source(tmp_path / "p.safetensors"))
     assert "rows pack" in note
@@ -830,5 +826,5 @@ def test_the_short_help_of_packing_has_what_the_page_uses() -> None:
 def test_an_option_for_rows_of_any_tensor_is_told_what_reads_them() -> None:
     told = ckptconv_here("convert", "a.pt", "o.safetensors", "--rows", "5-10")
     told.refused(
-        2, "There is no option --rows.", "get_slice(NAME)[5:10]", "ckptconv rows is about embedding tables of FBGEMM"
+        2, "There is no option --rows.", "get_slice(NAME)[5:10]", "ckptconv rows is for embedding tables of FBGEMM"
     )

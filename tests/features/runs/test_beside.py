@@ -116,7 +116,7 @@ def test_a_step_with_an_output_in_it_stays_a_step(run: Path) -> None:
     convert(run / "checkpoint-7", f"{run}/checkpoint-7/hf/")
     shutil.copytree(run / "checkpoint-7", run / "checkpoint-7-best")
     assert counted(run) == ["checkpoint-6", "checkpoint-7"]
-    assert beside(run) == {"checkpoint-7-best": "checkpoint-7 has its number too"}
+    assert beside(run) == {"checkpoint-7-best": "checkpoint-7 has the same step number"}
 
 
 @every("name", ["checkpoint-7-best", "step_7_hf", "checkpoint-07", "a-checkpoint-7"])
@@ -126,20 +126,20 @@ def test_of_entries_of_one_number_one_is_a_step_and_the_others_are_named(name: s
     assert len(counted(run)) == 2
     (step,) = {"checkpoint-7", name} & {*counted(run)}
     assert step == "checkpoint-7" or not adds_words(name, "checkpoint-7")
-    assert beside(run) == {({"checkpoint-7", name} - {step}).pop(): f"{step} has its number too"}
+    assert beside(run) == {({"checkpoint-7", name} - {step}).pop(): f"{step} has the same step number"}
 
 
 def test_of_files_of_one_number_the_step_is_the_one_whose_name_adds_no_words(tmp_path: Path) -> None:
     for name, size in (("vit_epoch_2.pt", 1), ("vit_epoch_2_best.pt", 2)):
         torch.save({"weight": torch.ones(size)}, tmp_path / name)
     assert counted(tmp_path) == ["vit_epoch_2.pt"]
-    assert beside(tmp_path) == {"vit_epoch_2_best.pt": "vit_epoch_2.pt has its number too"}
+    assert beside(tmp_path) == {"vit_epoch_2_best.pt": "vit_epoch_2.pt has the same step number"}
 
 
 def test_an_output_that_was_changed_since_is_not_known_to_be_one(run: Path) -> None:
     convert(run / "checkpoint-7", f"{run}/checkpoint-7-hf/")
     shutil.copy(run / "checkpoint-7" / "optimizer.pt", run / "checkpoint-7-hf")
-    assert beside(run) == {"checkpoint-7-hf": "checkpoint-7 has its number too"}
+    assert beside(run) == {"checkpoint-7-hf": "checkpoint-7 has the same step number"}
 
 
 def test_a_step_that_is_being_written_is_no_second_one_of_its_number(run: Path) -> None:
@@ -161,7 +161,7 @@ def test_outputs_are_no_parts_of_a_step_of_files(tmp_path: Path) -> None:
     assert beside(tmp_path)["model_2_bf16.safetensors"] == "an output of ckptconv"
     (tmp_path / "model_2_bf16.safetensors").unlink()
     shutil.copy(tmp_path / "model_2.safetensors", tmp_path / "model_1.safetensors")
-    assert beside(tmp_path)["model_1.safetensors"] == "model_1.pt has its number too"
+    assert beside(tmp_path)["model_1.safetensors"] == "model_1.pt has the same step number"
     for number in (1, 2):
         (tmp_path / f"model_{number}.pt").unlink()
     assert [step.names for step in run_at(Location(str(tmp_path))).steps] == [

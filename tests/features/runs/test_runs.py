@@ -75,7 +75,7 @@ def test_the_steps_of_several_runs_are_not_those_of_one(layout: str, tmp_path: P
     for name in SEVERAL[layout]:
         SAVERS["torch"].run(place / name, 1, 2)
     named = ", ".join(name.partition("/")[0] for name in SEVERAL[layout])
-    with pytest.raises(UsageError, match=f"has the steps of several runs: {named}."):
+    with pytest.raises(UsageError, match=f"contains the steps of several runs: {named}."):
         run_at(Location(str(place)))
 
 
@@ -112,7 +112,7 @@ OF_SEVERAL = {
 def test_steps_whose_names_differ_in_more_than_their_numbers_are_of_several_runs(case: str, tmp_path: Path) -> None:
     names, series = OF_SEVERAL[case]
     place = saved(tmp_path / "mixed", *names)
-    with pytest.raises(UsageError, match="has the steps of several runs") as raised:
+    with pytest.raises(UsageError, match="contains the steps of several runs") as raised:
         run_at(Location(str(place)))
     assert f"{', '.join(series)}." in raised.value.message
     assert f"'{place}/{series[0]}'" in raised.value.hint
@@ -148,7 +148,7 @@ def test_the_steps_of_one_run_may_differ_in_more_than_their_numbers(case: str, t
 
 @every("names", [("llama-7b.pt", "llama-13b.pt"), ("resnet18.pt", "resnet50.pt"), ("m_v1.pt", "m_v2.pt"), ("1b", "2b")])
 def test_a_number_beside_a_letter_is_no_step(names: tuple[str, ...], tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="has no steps"):
+    with pytest.raises(UsageError, match="contains no steps"):
         run_at(Location(str(saved(tmp_path, *names))))
 
 
@@ -158,7 +158,7 @@ def test_what_names_a_step_of_another_run_is_not_said_to_name_none(tmp_path: Pat
     (place / "best").symlink_to("b_step_2")
     assert run_at(Location(str(place / "a_step_*"))).naming == {}
     assert run_at(Location(str(place / "b_step_*"))).naming == {"latest": "b_step_1", "best": "b_step_2"}
-    with pytest.raises(UsageError, match=r"has no step whose name is like c\*\."):
+    with pytest.raises(UsageError, match=r"contains no step whose name matches c\*\."):
         run_at(Location(str(place / "c*")))
 
 

@@ -30,7 +30,7 @@ def test_an_archive_whose_end_was_never_written_is_cut_short_although_its_size_i
     data = model.read_bytes()
     model.write_bytes(data[:-200] + bytes(200))
     known = judged_in(run)["step_1"]
-    assert (known.whole, known.why) == (False, "step_1/model.pt is a zip archive without its end")
+    assert (known.whole, known.why) == (False, "step_1/model.pt is a zip archive without an end record")
 
 
 def test_the_last_good_step_is_opened_where_the_one_that_it_looks_like_lacks_a_file(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ class TestS3(ServedSuite):
 
     @pytest.mark.parametrize("url", ["s3://", "s3:///out.safetensors"])
     def test_a_url_without_a_bucket_is_told_from_missing_credentials(self, url: str, model: Path) -> None:
-        with pytest.raises(UsageError, match=f"{url} names no bucket.*Give its name after s3://"):
+        with pytest.raises(UsageError, match=f"{url} specifies no bucket.*Add its name after s3://"):
             convert(model, url)
 
     def test_a_bucket_that_is_not_there_is_named(self, s3: S3, model: Path) -> None:
@@ -80,7 +80,7 @@ class TestS3(ServedSuite):
         # The manifest comes last: then the other file has its name.
         link.rule = lambda asked: "403" if place.shows(asked) and "manifest" in asked.path else ""
         for output in ("new", "old"):
-            with pytest.raises(FailedError, match=r"1 of 2 files have their .*json has not") as error:
+            with pytest.raises(FailedError, match=r"1 of 2 files have their .*json does not") as error:
                 convert(small, f"{place.url}/{output}", storage_options=options, dtype="bf16")
             assert ("the earlier output is replaced in part" in str(error.value)) == (output == "old")
 

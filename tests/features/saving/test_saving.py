@@ -60,7 +60,7 @@ def test_a_path_and_a_state_dict_are_not_taken_for_each_other(tmp_path: Path) ->
         assert caught.value.hint == "ckptconv.save_state_dict(STATE, PATH) writes a state dict."
     with pytest.raises(UsageError):
         ckptconv.save_state_dict("x.safetensors", state)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=r"'x.pt' is no state dict.*convert\(INPUT, OUTPUT\)"):
+    with pytest.raises(UsageError, match=r"'x.pt' is not a state dict.*convert\(INPUT, OUTPUT\)"):
         ckptconv.save_state_dict("x.pt", tmp_path / "x.safetensors")
 
 

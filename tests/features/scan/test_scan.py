@@ -543,7 +543,8 @@ def test_the_report_names_what_is_wrong_and_counts_the_rest() -> None:
     assert "safe.pt" not in run.out
     assert re.search(r"scanned 4 files in .* s: 1 safe, 1 unreadable, 1 suspicious, 1 attack\n1 file skipped", run.out)
     assert run.err == (
-        "ckptconv: Of 4 files, 1 is an attack, 1 is suspicious, 1 cannot be judged. Do not load the attacks.\n"
+        "ckptconv: Of 4 files, 1 is an attack, 1 is suspicious, 1 cannot be judged. "
+        "Do not load the files that are attacks.\n"
     )
     assert "safe: ./safe.pt" in ckptconv_here("scan", "--verbose", ".").out
 
@@ -681,7 +682,7 @@ def test_a_link_to_a_directory_that_is_not_searched_is_unknown(tmp_path: Path) -
     report = ckptconv.scan(tmp_path / "inside")
     assert {Path(file.path).name: file.verdict for file in report.files} == {"a.pt": "safe", "unet": "unknown"}
     passed = ckptconv_here("scan", tmp_path / "inside", "--quiet")
-    assert (passed.code, "2 symbolic links to directories, or to nothing, not followed" in passed.err) == (0, True)
+    assert (passed.code, "2 symbolic links to directories or missing targets, not followed" in passed.err) == (0, True)
     ckptconv_here("scan", tmp_path / "inside", "--fail-on", "unknown").refused(3, "1 is unknown")
     # What is searched by its own name is known.
     assert {file.verdict for file in ckptconv.scan(tmp_path / "inside", tmp_path / "outside").files} == {"safe"}
@@ -697,11 +698,11 @@ def test_a_scan_of_nothing_says_that_nothing_was_judged(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_scanned_is_said(tmp_path: Path) -> None:
-    ckptconv_here("scan", "-").refused(2, "scan reads no standard input", "Write it to a file")
+    ckptconv_here("scan", "-").refused(2, "scan does not read standard input", "Write the data to a file")
     os.mkfifo(tmp_path / "pipe")
     for pipe in (tmp_path / "pipe", os.devnull):
         named = ckptconv_here("scan", tmp_path, pipe)
-        named.refused(2, f"{pipe} is neither a file nor a directory", "Write it to a file, and scan that.")
+        named.refused(2, f"{pipe} is neither a file nor a directory", "Write the data to a file, and scan that file.")
     assert ckptconv.scan(tmp_path).skipped == 1
     ckptconv_here("scan", "s3:/bucket/x.pt").refused(2, "does not exist", "Did you mean s3://bucket/x.pt?")
 
@@ -711,13 +712,15 @@ def test_the_format_of_code_hosts_has_an_option_of_its_own() -> None:
 
 
 def test_an_option_of_loaders_is_met_with_what_scan_judges() -> None:
-    ckptconv_here("scan", "a.pt", "--weights-only").refused(2, "scan loads nothing", "--fail-on says which verdicts")
+    ckptconv_here("scan", "a.pt", "--weights-only").refused(2, "scan loads no file", "use --fail-on")
 
 
 def test_words_that_lead_to_a_report(tmp_path: Path) -> None:
     (tmp_path / "x.pt").write_bytes(entry(STATE))
     report = tmp_path / "report.sarif"
     ckptconv_here("scan", tmp_path, "--output", report).refused(2, "Use --sarif FILE.")
-    ckptconv_here("scan", tmp_path, report).refused(2, "ckptconv scan --sarif FILE PATH writes a report to FILE.")
+    ckptconv_here("scan", tmp_path, report).refused(
+        2, "To write a report to FILE, use ckptconv scan --sarif FILE PATH."
+    )
     assert ckptconv_here("scan", "--sarif", report, tmp_path).code == 0
     assert report.exists()

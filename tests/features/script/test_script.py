@@ -192,7 +192,7 @@ def test_traced_modules(name: str, tmp_path: Path) -> None:
 
 def test_what_is_neither_parameter_nor_buffer_is_told(tmp_path: Path) -> None:
     file = compare(script(Tied(), tmp_path / "model.pt"))
-    assert "1 attributes hold tensors" in file.notes[0]
+    assert "1 attributes contain tensors" in file.notes[0]
     assert "and buffers: plain" in file.notes[0]
     assert "held" in compare(script(Listed(), tmp_path / "model.pt")).notes[0]
     # The list of weights that an LSTM keeps beside them is no news.
@@ -462,7 +462,7 @@ def test_the_modules_made_here_are_read(sound: dict[str, bytes], tmp_path: Path)
 def test_other_objects_are_no_modules(sound: dict[str, bytes], tmp_path: Path) -> None:
     for content in (b"\x80\x02}.", b"\x80\x02K\x01.", b"\x80\x02ccollections\nCounter\n)R."):
         sound["sound/data.pkl"] = content
-        assert "does not hold a module" in refusal(packed(sound, tmp_path / "model.pt"))
+        assert "does not contain a module" in refusal(packed(sound, tmp_path / "model.pt"))
 
 
 def test_paths_take_no_more_memory_than_there_is_room_for(sound: dict[str, bytes], tmp_path: Path) -> None:
@@ -658,31 +658,31 @@ def change(where: str, value: object) -> Callable[[dict[str, Any]], None]:
         ("tensors.0.dims", ["3", "2"], CorruptError, "extends beyond"),
         ("tensors.0.dims", ["2"], CorruptError, "1 dimensions and 2 strides"),
         ("tensors.0.strides", ["-2", "1"], CorruptError, "counts"),
-        ("tensors.0.dims", ["9" * 19, "2"], CorruptError, "64 bits"),
-        ("tensors.0.dims", "2", CorruptError, "not a list"),
-        ("tensors.0.dims", ["0x2", "2"], CorruptError, "64 bits"),
-        ("tensors.0.dims", [True, "2"], CorruptError, "64 bits"),
+        ("tensors.0.dims", ["9" * 19, "2"], CorruptError, "64-bit"),
+        ("tensors.0.dims", "2", CorruptError, "a list was expected"),
+        ("tensors.0.dims", ["0x2", "2"], CorruptError, "64-bit"),
+        ("tensors.0.dims", [True, "2"], CorruptError, "64-bit"),
         ("tensors.0.dataType", "INT64", CorruptError, "requires gradients"),
         ("tensors.1.dataType", "DOUBLE", CorruptError, "extends beyond"),
-        ("tensors.0.dataType", "STRING", UnsupportedError, "not known"),
+        ("tensors.0.dataType", "STRING", UnsupportedError, "unknown type"),
         ("tensors.0.dataType", None, CorruptError, "dataType"),
-        ("tensors.0.data.key", "tensors/9", CorruptError, "lacks"),
-        ("tensors.0.data.key", "version", CorruptError, "lacks"),
+        ("tensors.0.data.key", "tensors/9", CorruptError, "does not contain"),
+        ("tensors.0.data.key", "version", CorruptError, "does not contain"),
         ("tensors.1.data.key", "tensors/2", CorruptError, "as another dtype"),
         ("tensors.0.data", None, CorruptError, "object"),
         ("tensors.0.device", None, CorruptError, "device"),
-        ("tensors.0.requiresGrad", 1, CorruptError, "neither true nor false"),
+        ("tensors.0.requiresGrad", 1, CorruptError, "but true or false was expected"),
         ("mainModule.parameters.0.tensorId", "3", CorruptError, "tensor 3 of 3"),
         ("mainModule.parameters.0.tensorId", "-1", CorruptError, "tensor -1 of 3"),
         ("mainModule.parameters.0.name", "bias", CorruptError, "twice"),
         ("mainModule.parameters.0.name", "", CorruptError, "name"),
-        ("mainModule.parameters.0.tensor_id", "1", CorruptError, "another way"),
+        ("mainModule.parameters.0.tensor_id", "1", CorruptError, "differently"),
         ("mainModule.attributes.0.id", "9", CorruptError, "attribute 9 of 2"),
         ("mainModule.getStateAttributeId", "2", CorruptError, "attribute 2 of 2"),
         ("mainModule.submodules", [[]], CorruptError, "object"),
         ("mainModule", None, CorruptError, "object"),
         ("protoVersion", "6", UnsupportedError, "version 6"),
-        ("protoVersion", "x", CorruptError, "64 bits"),
+        ("protoVersion", "x", CorruptError, "64-bit"),
     ],
 )
 def test_descriptions_that_cannot_be_right(

@@ -401,7 +401,9 @@ def test_a_source_that_changes_gives_an_error_and_no_wrong_byte(tmp_path: Path) 
         assert f"{model} changed while it was read" in later.body.decode()
         assert str(later.headers["X-Error-Message"]).startswith(str(model))
         # Its bytes are those of the source as it was: a new server has the new ones.
-        assert later.body.decode().strip().endswith("Start the server again when no program writes to it.")
+        assert (
+            later.body.decode().strip().endswith("Start the server again when no program is writing to the checkpoint.")
+        )
         assert len(told) == 2
         assert all(f"{model} changed while it was read" in text for text in told)
     with serving(VirtualFiles(model)) as made:
@@ -448,7 +450,7 @@ def test_it_says_where_it_is_and_ends_when_asked(place: Path) -> None:
         assert process.wait() == 0
     assert out.splitlines() == [f"for transformers: HF_ENDPOINT={url}"]
     assert '"GET /model.safetensors HTTP/1.1" 200' in err
-    assert "config.json, which from_pretrained needs, is not next to SOURCE" in err
+    assert "config.json, which from_pretrained requires, is not next to SOURCE" in err
     assert "warning: --raw has no effect" in err
 
 
@@ -520,7 +522,7 @@ def test_it_says_who_reaches_it(place: Path) -> None:
             process.send_signal(signal.SIGTERM)
             _, err = process.communicate(timeout=600)
         assert (f"Every machine that reaches {host} can read the files: there is no password." in err) == said
-        assert (f"write a name or address of this one for {host}." in err) == said
+        assert (f"replace {host} with a name or address of this machine." in err) == said
 
 
 def test_a_port_in_the_place_of_an_option_leads_to_it() -> None:

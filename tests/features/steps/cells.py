@@ -17,5 +17,5 @@ READING = {"steps"}
 # knows no kind of output.
 ACCEPTED_VALUES: dict[str, tuple[Any, Any, list[Any]]] = {"last_good": (False, True, [True])}
 OF_INPUTS = {"last_good"}
-SAID = [("steps none --all", 2, "There is no option --all. Without --last, it lists every step.")]
-OTHER_OPTIONS = {"--last": "--last-good takes the last good step of a run."}
+SAID = [("steps none --all", 2, "There is no option --all. Without --last, steps lists every step.")]
+OTHER_OPTIONS = {"--last": "Use --last-good for the last good step of a run."}

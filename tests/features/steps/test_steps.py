@@ -21,6 +21,7 @@ from saved_steps import SAVERS, Saver, state_of
 from stores import PLACES, Served
 
 import ckptconv
+from ckptconv.cli.registered import COMMANDS
 from ckptconv.features.steps.survey import survey
 
 
@@ -74,12 +75,34 @@ def test_convert_of_a_torn_run_says_which_step_is_the_last_good_one_and_last_goo
         good = run / saver.name.format(20)
         found = ckptconv_here("convert", run, output)
         assert found.code != 0, name
-        assert f"The last good step of the run is {good}: --last-good takes it." in found.err, found.err
+        assert f"The last good step of the run is {good}. To convert it, use convert --last-good." in found.err, found.err
         assert "download it again" not in found.err, found.err
+        command = {"dcp": "dcp2safetensors", "deepspeed": "zero-to-fp32"}.get(name, "")
+        if command in COMMANDS:
+            assert f"The last good step of the run is {good}. " in ckptconv_here(command, run, output).err
         done(ckptconv_here("convert", "--last-good", run, output))
         for key, tensor in load_file(output).items():
             assert torch.equal(tensor, state_of(20)[key.removeprefix("model.")]), name
     ckptconv_here("convert", "--last-good", tmp_path / "trainer" / "checkpoint-10", output).refused(2, "is one step")
+
+
+def test_the_last_good_step_is_named_where_another_is_the_reason_of_the_error(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    run = SAVERS["trainer"].run(tmp_path / "run" / "checkpoints", 10, 20)
+    torn = run / "checkpoint-30"
+    files = list(SAVERS["trainer"].save(torn, 30))
+    os.truncate(torn / files[0], 700)
+    good = f"The last good step of the run is {run / 'checkpoint-20'}"
+    output = tmp_path / "out.safetensors"
+    # Of the directory above, the advice to name the run would lead to the torn step.
+    said = ckptconv_here("convert", tmp_path / "run", output).refused(2, f"{good}: convert --last-good takes it.")
+    assert "Give the checkpoint in it" not in said
+    done(ckptconv_here("convert", "--last-good", tmp_path / "run", output))
+    # A step that the user named is no run, of which the option could take another.
+    said = ckptconv_here("convert", torn, output).refused(4, f"{good}. ")
+    assert "--last-good" not in said
+    # Other errors have nothing to do with steps.
+    assert good not in ckptconv_here("convert", run, tmp_path / "out.foo").refused(2, "ends in .foo")
 
 
 def test_outputs_and_further_entries_of_a_number_are_listed_apart_and_are_never_the_last_good_step(
@@ -90,7 +113,7 @@ def test_outputs_and_further_entries_of_a_number_are_listed_apart_and_are_never_
     shutil.copytree(run / "checkpoint-7", run / "checkpoint-7-best")
     why = {
         "checkpoint-7-safetensors": "an output of ckptconv",
-        "checkpoint-7-best": "checkpoint-7 has its number too",
+        "checkpoint-7-best": "checkpoint-7 has the same step number",
     }
     found = done(steps(run, "--json"))
     assert found.json["beside"] == why
@@ -161,7 +184,7 @@ def test_markers_and_geometry_are_told_apart_where_they_disagree(tmp_path: Path)
     os.truncate(run / "checkpoint-6" / "model.safetensors", 2000)
     _, new = steps(run, "--json").json["steps"]
     assert (new["whole"], new["marked"], new["good"]) == (False, True, False)
-    assert "its markers say yes: trainer_state.json" in steps(run).out
+    assert "complete by its markers: trainer_state.json" in steps(run).out
 
 
 def test_what_latest_does_not_name_yet_is_not_the_last_good_step(tmp_path: Path) -> None:
@@ -175,7 +198,7 @@ def test_what_latest_does_not_name_yet_is_not_the_last_good_step(tmp_path: Path)
     assert found.code == 4
     assert found.json["last_good"] == str(run / "global_step10")
     assert found.json["steps"][1]["whole"] is True
-    assert "latest names global_step10" in found.json["steps"][1]["marks"]
+    assert "latest refers to global_step10, an earlier step" in found.json["steps"][1]["marks"]
     (run / "latest").write_text("global_step20")
     assert steps(run, "--last").out == f"{run}/global_step20\n"
     lost = next((run / "global_step20").glob("*optim_states.pt"))
@@ -212,14 +235,16 @@ ONE_STEP: dict[str, Callable[[Path], Path]] = {
 def test_a_step_of_any_family_is_not_a_run(name: str, family: str, tmp_path: Path) -> None:
     step = ONE_STEP[family](tmp_path / name)
     called = "one step of a run" if name == "step-100" else "a checkpoint"
-    steps(step).refused(2, f"{step} is {called}, where the directory of a run was expected.")
+    steps(step).refused(2, f"{step} is {called}, but the directory of a run was expected.")
 
 
 def test_the_run_of_a_step_is_named(tmp_path: Path) -> None:
     for number in (10, 20):
         _of_hugging_face(tmp_path / "run" / f"checkpoint-{number}")
-    wanted = f"Name the directory that the steps are in: {tmp_path / 'run'}."
+    wanted = f"Specify the directory that contains the steps: {tmp_path / 'run'}."
     steps(tmp_path / "run" / "checkpoint-10").refused(2, wanted)
+    (tmp_path / "run" / "checkpoint-10").rename(tmp_path / "run" / "10")
+    steps(tmp_path / "run" / "10").refused(2, wanted)
     assert f"last good: {tmp_path / 'run' / 'checkpoint-20'}" in steps(tmp_path / "run").out
 
 
@@ -228,7 +253,7 @@ def test_ranks_of_a_torn_step_are_no_steps(tmp_path: Path) -> None:
     step.mkdir()
     for rank in range(4):
         torch.save({}, step / f"model_{rank}.pt")
-    steps(step).refused(2, f"Name the directory that the steps are in: {tmp_path}.")
+    steps(step).refused(2, f"Specify the directory that contains the steps: {tmp_path}.")
 
 
 def test_files_named_by_step_are_steps_with_their_optimizers(tmp_path: Path) -> None:
@@ -356,7 +381,7 @@ def test_check_compares_the_digests_of_our_own_manifests_and_is_no_yes_where_the
             step = tmp_path / run / f"step-{number}"
             done(ckptconv_here("convert", tmp_path / f"{number}.safetensors", step, *options))
     found = done(steps(tmp_path / "without", "--check"))
-    assert "by its geometry, no digest is there to compare" in found.out
+    assert "by its geometry, no recorded digests to compare" in found.out
     assert "yes" not in found.out
     assert "yes, 1 digests and checksums compared" in done(steps(tmp_path / "with", "--check")).out
     path = tmp_path / "with" / "step-2" / "model.safetensors"
@@ -388,17 +413,17 @@ def test_twice_as_many_steps_take_twice_the_work(tmp_path: Path) -> None:
 
 def test_a_run_without_steps_and_what_is_no_directory_are_refused(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
-    steps(tmp_path).refused(2, "has no steps")
+    steps(tmp_path).refused(2, "contains no steps")
     steps(tmp_path / "none").refused(2, "does not exist")
     SAVERS["torch"].run(tmp_path / "a", 1, 2)
-    steps(tmp_path).refused(2, f"Name the directory that the steps are in: {tmp_path / 'a'}.")
+    steps(tmp_path).refused(2, f"Specify the directory that contains the steps: {tmp_path / 'a'}.")
     shutil.rmtree(tmp_path / "a")
     for name in ("a", "b"):
         SAVERS["torch"].run(tmp_path / name, 1, 2)
-    steps(tmp_path).refused(2, "has the steps of several runs: a, b. Name one of them.")
+    steps(tmp_path).refused(2, "contains the steps of several runs: a, b. Specify one of them.")
     save_file(state_of(0), tmp_path / "x.safetensors")
-    refused = steps(tmp_path / "x.safetensors").refused(2, "where the directory of a run was expected")
-    assert f"Give that of its run: '{tmp_path}'." in refused
+    refused = steps(tmp_path / "x.safetensors").refused(2, "but the directory of a run was expected")
+    assert f"Specify the run directory: '{tmp_path}'." in refused
 
 
 def test_a_directory_of_a_step_that_nothing_reads_is_not_good_and_no_error(tmp_path: Path) -> None:
@@ -408,7 +433,7 @@ def test_a_directory_of_a_step_that_nothing_reads_is_not_good_and_no_error(tmp_p
     (run / "step_3").mkdir()
     _, odd, empty = steps(run, "--json").json["steps"]
     assert (odd["whole"], odd["good"]) == (None, False)
-    assert (empty["whole"], empty["why"]) == (False, "it has no files")
+    assert (empty["whole"], empty["why"]) == (False, "it contains no files")
 
 
 HOSTILE_NAMES = [
@@ -428,7 +453,7 @@ def test_names_of_steps_add_no_lines_and_no_other_paths(tmp_path: Path) -> None:
         (run / name).mkdir()
         (run / name / "model.pt").write_bytes(b"cut")
     refused = steps(run)
-    refused.refused(2, "has the steps of several runs")
+    refused.refused(2, "contains the steps of several runs")
     assert "\x1b" not in refused.err
     found = steps(run / "*")
     assert (found.code, len(found.out.splitlines())) == (4, 2 + 2 + len(HOSTILE_NAMES))

@@ -142,8 +142,8 @@ CONTRADICTIONS: dict[str, tuple[dict[str, bytes], str]] = {
     "more elements": ({"storages": storages(((1, "cpu", torch.FloatStorage), 99, FLOATS))}, "cut short"),
     "negative elements": ({"storages": storages(((1, "cpu", torch.FloatStorage), -1, FLOATS))}, "-1 elements"),
     "huge elements": ({"storages": storages(((1, "cpu", torch.FloatStorage), 1 << 62, FLOATS))}, "cut short"),
-    "an unknown class": ({"storages": storages(((1, "cpu", OrderedDict), 6, FLOATS))}, "not known"),
-    "no class": ({"storages": storages(((1, "cpu", None), 6, FLOATS))}, "not known"),
+    "an unknown class": ({"storages": storages(((1, "cpu", OrderedDict), 6, FLOATS))}, "unknown class"),
+    "no class": ({"storages": storages(((1, "cpu", None), 6, FLOATS))}, "unknown class"),
     "a key of another type": ({"storages": storages((("1", "cpu", torch.FloatStorage), 6, FLOATS))}, "a storage by"),
     "a storage twice": ({"storages": storages(SIX, SIX)}, "two entries with the key 1"),
     "too many storages": ({"storages": storages(SIX, count=2)}, "a storage by"),
@@ -152,13 +152,13 @@ CONTRADICTIONS: dict[str, tuple[dict[str, bytes], str]] = {
     "a huge number": ({"storages": storages(SIX, count=1 << 40)}, "a storage"),
     "views that are none": ({"storages": storages(SIX, views={})}, "no list of parts"),
     "views of three": ({"storages": storages(SIX, views=((3, 1, 0),))}, "not four numbers"),
-    "a view of nothing": ({"storages": storages(SIX, views=((3, 9, 0, 1),))}, "part of storage 9, which it lacks"),
-    "a view beyond": ({"storages": storages(SIX, views=((3, 1, 5, 2),))}, "2 elements at element 5"),
-    "a view before": ({"storages": storages(SIX, views=((3, 1, -1, 2),))}, "2 elements at element -1"),
+    "a view of nothing": ({"storages": storages(SIX, views=((3, 9, 0, 1),))}, "storage 9, which does not exist"),
+    "a view beyond": ({"storages": storages(SIX, views=((3, 1, 5, 2),))}, "2 elements from element 5 on"),
+    "a view before": ({"storages": storages(SIX, views=((3, 1, -1, 2),))}, "2 elements from element -1 on"),
     "a view twice": ({"storages": storages(SIX, views=((1, 1, 0, 2),))}, "two entries with the key 1"),
-    "something behind the storages": ({"storages": storages(SIX) + b"\0"}, "member storages has 1 bytes more"),
-    "something behind the tensors": ({"tensors": tensors(ONE) + b"\0"}, "member tensors has 1 bytes more"),
-    "something behind the object": ({"pickle": pickled(2) + b"\0"}, "member pickle has 1 bytes more"),
+    "something behind the storages": ({"storages": storages(SIX) + b"\0"}, "member storages has 1 more bytes"),
+    "something behind the tensors": ({"tensors": tensors(ONE) + b"\0"}, "member tensors has 1 more bytes"),
+    "something behind the object": ({"pickle": pickled(2) + b"\0"}, "member pickle has 1 more bytes"),
     "a tensor of nothing": ({"tensors": tensors(((2, 9, None), 1, (6, 1, 0)))}, "tensor 2 of storage 9"),
     "a tensor beyond": ({"tensors": tensors(((2, 1, None), 1, (7, 1, 0)))}, "extends beyond the 24 bytes"),
     "a tensor before": ({"tensors": tensors(((2, 1, None), 1, (6, 1, -1)))}, "offset is not a count"),
@@ -166,7 +166,7 @@ CONTRADICTIONS: dict[str, tuple[dict[str, bytes], str]] = {
     "negative dimensions": ({"tensors": tensors(((2, 1, None), -1, (0,)))}, "-1 dimensions"),
     "endless dimensions": ({"tensors": tensors(((2, 1, None), 1 << 30, (0,)))}, f"{1 << 30} dimensions"),
     "missing dimensions": ({"tensors": tensors(((2, 1, None), 60, (0,)))}, "cut short"),
-    "an unknown key": ({"pickle": pickled(3)}, "needs 3, which is neither"),
+    "an unknown key": ({"pickle": pickled(3)}, "refers to 3, which is neither"),
     "an invalid key": ({"pickle": pickled((1, 2))}, "which is neither"),
     "a long key": ({"pickle": pickled("9" * 5000)}, "which is neither"),
 }  # fmt: skip
@@ -186,10 +186,10 @@ def test_every_contradiction_is_found(changes: dict[str, bytes], reason: str, tm
 
 def test_other_tar_archives_are_called_what_they_are(tmp_path: Path) -> None:
     with pytest.raises(
-        UnsupportedError, match=r"a tar archive, but not one of torch\.save: it holds a\.txt, b.* tar://NAME::"
+        UnsupportedError, match=r"a tar archive, but torch\.save did not write it: it contains a\.txt, b.* tar://NAME::"
     ):
         read_torch(str(pack({"a.txt": b"", "b": b"x"}, tmp_path / "other.tar")))
-    with pytest.raises(UnsupportedError, match=r"it holds x{29}…x{30}\."):
+    with pytest.raises(UnsupportedError, match=r"it contains x{29}…x{30}\."):
         read_torch(str(pack({"x" * 70: b""}, tmp_path / "long.tar")))
     content = pack({"pickle": b""}, tmp_path / "one.tar").read_bytes().rstrip(b"\0")
     one = content + bytes(-len(content) % 512)
@@ -198,15 +198,15 @@ def test_other_tar_archives_are_called_what_they_are(tmp_path: Path) -> None:
     (tmp_path / "endless.tar").write_bytes(
         b"".join(tarfile.TarInfo(f"f{number}").tobuf() for number in range(200)) + bytes(1024)
     )
-    assert "it holds f0, f1, f2, f3, f4." in refusal(tmp_path / "endless.tar")
+    assert "it contains f0, f1, f2, f3, f4." in refusal(tmp_path / "endless.tar")
 
 
 def test_it_is_said_what_is_read_in_two_ways(tmp_path: Path) -> None:
     cases = {case.file: case for case in FILES}
     for name, reason in {
-        "two_tar_more.pt": "it holds 'readme.txt'",
+        "two_tar_more.pt": "it contains 'readme.txt'",
         "two_tar_sparse.pt": "is not a plain file, but of type b'S'",
-        "two_tar_and_pickle.pt": "begins as a tar archive and as a pickle",
+        "two_tar_and_pickle.pt": "begins both as a tar archive and as a pickle",
     }.items():
         path = tmp_path / name
         path.write_bytes(cases[name].make(""))

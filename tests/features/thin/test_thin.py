@@ -171,12 +171,17 @@ def test_a_metric_in_the_place_of_the_file_is_answered_with_a_file_that_works(ru
 
 def test_a_step_in_the_place_of_its_run_is_told_to_be_one(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     SAVER.run(run / "checkpoint-300", 1, 2)
-    warning = "is a step itself: "
+    warning = "is itself a step: "
     step = run / "checkpoint-300"
     assert f"{step} {warning}{run} has 4 steps." in done(thin(step, "--keep-last", 2)).err
     monkeypatch.chdir(run)
     assert f"{step.name} {warning}" in done(thin(Path(step.name), "--keep-last", 2)).err
     assert warning not in done(thin(run, "--keep-last", 2)).err
+    for words in ((), ("--yes",), ("--keep-last", 2)):
+        removing = f"To remove this step alone: ckptconv thin {run} --remove checkpoint-100"
+        thin(run / "checkpoint-100", *words).refused(2, "where the directory of a run was expected.", removing)
+    done(thin(run, "--remove", "checkpoint-100", "--yes"))
+    assert not (run / "checkpoint-100").exists()
 
 
 def _torn(run: Path) -> None:
@@ -234,9 +239,9 @@ HELD: Mapping[str, tuple[Callable[[Path], None], str, str]] = {
     "not read": (_unknown, "checkpoint-100", "not read"),
     "named": (_named, "checkpoint-100", "latest names it"),
     "linked": (_linked, "checkpoint-100", "best names it"),
-    "a link in it": (_link_inside, "checkpoint-100", "has links in it"),
-    "a link to a file in it": (_file_link_inside, "checkpoint-100", "has links in it"),
-    "a pipe in it": (_pipe_inside, "checkpoint-100", "has more than files in it"),
+    "a link in it": (_link_inside, "checkpoint-100", "contains symbolic links"),
+    "a link to a file in it": (_file_link_inside, "checkpoint-100", "contains symbolic links"),
+    "a pipe in it": (_pipe_inside, "checkpoint-100", "contains more than regular files and directories"),
     "a repository in it": (_repository_inside, "checkpoint-100", "has more than one step's files in it"),
     "directories that lie deep": (_deep, "checkpoint-100", "has directories in it that lie too deep"),
     "a run in it": (_run_inside, "checkpoint-100", "has more than one step's files in it"),
@@ -302,7 +307,7 @@ def test_a_policy_that_keeps_nothing_and_words_that_make_no_sense_are_refused(ru
     thin(run, "--drop", "weights").refused(2, "--drop is 'weights'; it may be optimizer.")
     thin(run, "--keep-last", 0).refused(2, "is not a number from 1")
     thin(tmp_path / "none", "--keep-last", 1).refused(2, "does not exist")
-    thin(run, "--keep-last", 1, "--delete").refused(2, "thin removes steps, and only with --yes.")
+    thin(run, "--keep-last", 1, "--delete").refused(2, "Use --remove NAME for a step; thin removes it only with --yes.")
     assert len(names(run)) == 4
 
 
@@ -350,7 +355,7 @@ def test_nothing_goes_of_a_directory_with_several_runs_and_what_has_no_steps_num
             torch.save(state_of(1), tmp_path / f"{start}{number}.pt")
     before = files(tmp_path)
     refused = thin(tmp_path, "--keep-last", 2, "--yes")
-    refused.refused(2, f"{tmp_path} has the steps of several runs: resnet_epoch_*, vit_epoch_*.")
+    refused.refused(2, f"{tmp_path} contains the steps of several runs: resnet_epoch_*, vit_epoch_*.")
     assert files(tmp_path) == before
     done(thin(tmp_path / "vit_epoch_*", "--keep-last", 2, "--yes"))
     assert names(tmp_path) == {*before} - {"vit_epoch_1.pt"}
@@ -627,7 +632,7 @@ def test_a_step_that_became_something_else_after_it_was_looked_at_is_left_alone(
 def test_a_file_that_came_into_a_step_after_it_was_looked_at_keeps_it(run: Path) -> None:
     planned_before = plan(run, keep_last=1)
     (run / "checkpoint-100" / "mine.txt").write_text("mine")
-    with pytest.raises(UnsafeError, match="has changed since it was looked at"):
+    with pytest.raises(UnsafeError, match=r"has changed since it was (looked at|checked)"):
         carried_out(planned_before)
     assert (run / "checkpoint-100" / "mine.txt").read_text() == "mine"
     assert len(names(run)) == 4
@@ -708,7 +713,7 @@ def test_what_no_journal_names_is_not_replaced_in_the_area(run: Path) -> None:
     for name in (".lock", "step-0"):
         (run / AREA / name).write_text("mine")
     before = files(run)
-    thin(run, "--keep-last", 1, "--yes").refused(3, "No journal says what")
+    thin(run, "--keep-last", 1, "--yes").refused(3, "No journal describes")
     assert files(run) == before
 
 
@@ -727,7 +732,7 @@ def test_of_a_step_of_several_files_none_goes_if_one_has_changed(
             os.utime(tmp_path / "optim_1.pt", (1e9, 1e9))
 
     monkeypatch.setattr(os, "rename", racing)
-    with pytest.raises(UnsafeError, match="has changed since it was looked at"):
+    with pytest.raises(UnsafeError, match=r"has changed since it was (looked at|checked)"):
         carried_out(planned_before)
     assert files(tmp_path) == before
 
@@ -744,7 +749,7 @@ def test_less_of_a_step_that_changed_while_it_was_written_does_not_take_its_plac
 
     monkeypatch.setattr("ckptconv.conversion.convert", writing)
     before = files(run)
-    with pytest.raises(UnsafeError, match="has changed since it was looked at"):
+    with pytest.raises(UnsafeError, match=r"has changed since it was (looked at|checked)"):
         carried_out(planned_before)
     assert files(run) == {**before, "checkpoint-100/mine.txt": b"mine"}
     assert AREA not in names(run)
@@ -778,14 +783,14 @@ def test_a_step_of_another_user_in_a_run_of_ones_own_is_left_alone() -> None:
             os.setegid(65534)
             os.seteuid(65534)
             told = json.loads(done(thin(run, "--keep-last", 1, "--yes", "--json")).out)
-            assert told["steps"][1]["why"] == ["has a directory in it that may not be written to"]
+            assert told["steps"][1]["why"] == ["contains a directory that cannot be written to"]
 
         assert in_child(asked) == 0
         assert files(run) == {path: data for path, data in before.items() if path[11] in "23"}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="it takes another user")
-@every("mode, words", [(0o555, "cannot be made: permission denied"), (0o1777, "could not be thinned")])
+@every("mode, words", [(0o555, "cannot be created: permission denied"), (0o1777, "could not be thinned")])
 def test_a_run_that_may_not_be_changed_stays_as_it_is(mode: int, words: str) -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         place = Path(name)
@@ -839,7 +844,7 @@ def test_nothing_more_goes_once_the_last_good_step_is_not_what_it_was(
 ) -> None:
     run = SAVER.run(tmp_path / "run", 100, 200, 300)
     planned_before = plan(run, keep_last=1)
-    with pytest.raises(UnsafeError, match="checkpoint-300 is to stay, and"):
+    with pytest.raises(UnsafeError, match="checkpoint-300 must stay, but"):
         carried_out(planned_before, lambda *_: change(run / "checkpoint-300"))
     assert names(run) - {"checkpoint-300"} == {"checkpoint-200"}
     assert SAVER.takes(run / "checkpoint-200")
@@ -854,7 +859,7 @@ def test_no_step_becomes_a_delta_of_one_that_changed_meanwhile(run: Path, monkey
         os.utime(run / "checkpoint-300" / "trainer_state.json", (1e9, 1e9))
 
     monkeypatch.setattr(ckptconv, "patch", changing)
-    with pytest.raises(UnsafeError, match="checkpoint-300 is to stay, and"):
+    with pytest.raises(UnsafeError, match="checkpoint-300 must stay, but"):
         carried_out(plan(run, keep_last=2, as_="delta"))
     assert files(run) == before
 
@@ -882,7 +887,7 @@ def test_a_directory_that_is_mounted_in_a_step_keeps_it(name: str, run: Path, tm
     if subprocess.run(["mount", "--bind", precious, place], check=False, capture_output=True).returncode:
         pytest.skip("nothing may be mounted here")
     try:
-        assert "another directory mounted in it" in done(thin(run, "--keep-last", 1, "--yes")).out
+        assert "a file system mounted in it" in done(thin(run, "--keep-last", 1, "--yes")).out
         assert (precious / "file").read_text() == "mine"
         assert (run / "checkpoint-100" / "optimizer.pt").exists()
     finally:
@@ -942,7 +947,7 @@ def test_a_step_that_was_only_moved_gets_its_name_again_and_stays_if_it_is_to_st
     before = files(run)
     _moved(run)
     said = done(thin(run, "--keep-last", 1)).err
-    assert f"{run}/{AREA} is there: a run of thin was stopped" in said
+    assert f"{run}/{AREA} exists: a run of thin is active, or was interrupted" in said
     done(thin(run, "--keep-last", 3, "--keep-step", 100, "--yes"))
     assert files(run) == before
     assert AREA not in names(run)
@@ -954,7 +959,9 @@ def test_what_has_the_name_of_a_moved_step_by_now_is_not_replaced(run: Path) -> 
         taken = run / "checkpoint-100"
         taken.write_text("mine") if is_file else taken.mkdir()
         for _ in range(2):
-            thin(run, "--keep-last", 1, "--yes").refused(3, "cannot get its name checkpoint-100 again", "Move what")
+            thin(run, "--keep-last", 1, "--yes").refused(
+                3, "cannot be renamed back to checkpoint-100", "Move the contents"
+            )
             assert SAVER.takes(run / AREA / "step-0")
         assert taken.read_text() == "mine" if is_file else not names(taken)
         taken.unlink() if is_file else taken.rmdir()
@@ -983,8 +990,8 @@ def test_what_no_journal_names_is_told_with_its_path_and_never_removed(run: Path
         commands.append(("steps", run))
     for command in commands:
         said = done(ckptconv_here(*command)).err
-        assert f"{run}/{AREA} has journal.jsonl, step-0-0, and no journal says what that is" in said
-        assert "Move what you want to keep of it to where it belongs, and remove the rest." in said
+        assert f"{run}/{AREA} contains journal.jsonl, step-0-0, which no journal describes" in said
+        assert "Move the contents that you want to keep to another place, and remove the rest." in said
     assert files(run) == before
 
 
@@ -1010,7 +1017,9 @@ def test_where_the_system_exchanges_nothing_less_of_a_step_takes_its_place_by_tw
         return
     for told in (found, thin(run, "--keep-last", 1, "--yes")):
         told.refused(
-            3, f"is something else now. Its former content is in {run}/{AREA}/step-0.old.", "Move what you want"
+            3,
+            f"has been replaced by something else. Its former content is in {run}/{AREA}/step-0.old.",
+            "Move the contents that you want",
         )
         assert SAVER.takes(run / AREA / "step-0.old")
         assert names(run / "checkpoint-100") == set()
@@ -1018,4 +1027,6 @@ def test_where_the_system_exchanges_nothing_less_of_a_step_takes_its_place_by_tw
 
 def test_options_of_other_programs_lead_to_its_own(tmp_path: Path) -> None:
     ckptconv_here("thin", tmp_path, "--dry-run").refused(2, "thin changes nothing without --yes.")
-    ckptconv_here("thin", tmp_path, "--keep", "3").refused(2, "Use --keep-last N.")
+    for option in ("--keep", "--max-to-keep"):
+        ckptconv_here("thin", tmp_path, option, "3").refused(2, "Use --keep-last N.")
+    ckptconv_here("thin", tmp_path, "--keep-period", "1000").refused(2, "Use --keep-every N.")

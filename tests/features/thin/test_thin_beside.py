@@ -80,8 +80,8 @@ def test_of_several_entries_of_one_number_none_goes_unless_it_is_named(run: Path
     assert names(run) == {"checkpoint-5", "checkpoint-5-best", "checkpoint-7", "step_7_hf"}
     assert found["steps"][0]["why"] == ["checkpoint-5-best has its number too"]
     assert found["beside"] == {
-        "checkpoint-5-best": "checkpoint-5 has its number too",
-        "step_7_hf": "checkpoint-7 has its number too",
+        "checkpoint-5-best": "checkpoint-5 has the same step number",
+        "step_7_hf": "checkpoint-7 has the same step number",
     }
     done(thin(run, "--keep-last", 1, "--remove", "checkpoint-5", "--yes"))
     assert names(run) == {"checkpoint-5-best", "checkpoint-7", "step_7_hf"}
@@ -152,7 +152,7 @@ def test_whatever_the_names_no_step_goes_for_an_output_or_for_what_is_not_known(
         try:
             thinning = planned(place, filled(THIN, {"age": 0, "keep_last": kept}), {}, inert=False)
         except UsageError as error:
-            if "has the steps of several runs" not in error.message:
+            if "contains the steps of several runs" not in error.message:
                 raise
             return  # nothing is removed
     steps = {step.judged.step.name: step.judged.step.number for step in thinning.steps}

@@ -46,7 +46,7 @@ def test_a_pt_file_of_a_nested_state_has_its_keys_unless_it_has_no_structure(tmp
     ckptconv.convert(tmp_path / "m.pt", tmp_path / "m.safetensors")
     for source in ("m.pt", "m.safetensors"):
         output = tmp_path / f"{source}.back.pt"
-        with pytest.raises(UsageError, match="keeps the structure") as refused:
+        with pytest.raises(UsageError, match="keeps this structure") as refused:
             ckptconv.convert(tmp_path / source, output, strip_prefix="n.m.")
         assert "--no-structure" in refused.value.hint
         ckptconv.convert(tmp_path / source, output, structure=False, **VERIFIED, strip_prefix="n.m.")

@@ -39,7 +39,7 @@ def test_a_name_of_another_kind_is_refused() -> None:
 
 def test_states_in_another_file_are_refused_and_the_way_with_one_file_is_told() -> None:
     ckptconv_here("convert", "m.safetensors", "m.pt", "--states", "m.safetensors").refused(
-        2, "convert weights and states to one file of safetensors"
+        2, "convert weights and states to one safetensors file"
     )
     torch.save({"model": WEIGHTS, "optimizer": {"state": {0: {"exp_avg": torch.zeros(2, 3)}}, "epoch": 1}}, "t.pt")
     done(ckptconv_here("convert", "t.pt", "t.safetensors"))

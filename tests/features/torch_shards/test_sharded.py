@@ -268,13 +268,13 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
 def test_tensors_that_a_file_lacks_are_named(tmp_path: Path) -> None:
     directory = sharded(state_dict(), tmp_path / "in")
     changed(directory, lambda index: index["weight_map"].update(new="pytorch_model-00001-of-00003.bin"))
-    refused(4, "1 tensors are in pytorch_model-00001-of-00003.bin, which lacks them: new", path=directory)
+    refused(4, "1 tensors in pytorch_model-00001-of-00003.bin that the file does not contain: new", path=directory)
 
 
 def test_tensors_that_the_index_lacks_are_named(tmp_path: Path) -> None:
     directory = sharded(state_dict(), tmp_path / "in")
     changed(directory, lambda index: index["weight_map"].pop("head"))
-    refused(4, "pytorch_model-00003-of-00003.bin holds 1 tensors", "does not name: head", path=directory)
+    refused(4, "pytorch_model-00003-of-00003.bin contains 1 tensors", "does not list: head", path=directory)
 
 
 def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ INDEXES: dict[str, tuple[str, int, str]] = {
     "a map of another kind": ('{"weight_map": ["a"]}', 5, "no weight_map"),
     "no names of files": ('{"weight_map": {"a": 1}}', 5, "no weight_map"),
     "empty names of files": ('{"weight_map": {"a": ""}}', 3, "is outside its directory"),
-    "no tensors": ('{"weight_map": {}}', 2, "names no tensors"),
+    "no tensors": ('{"weight_map": {}}', 2, "lists no tensors"),
     "safetensors": ('{"weight_map": {"a": "model-00001-of-00001.safetensors"}}', 5, "safetensors files already"),
     "a directory": ('{"weight_map": {"a": "."}}', 4, "of which 1 cannot be found: .."),
     "half a character": ('{"weight_map": {"a": "\\ud800"}}', 4, "half of a surrogate pair"),

@@ -196,7 +196,7 @@ def test_a_big_endian_machine_counts_as_others_do(tmp_path: Path) -> None:
     path = tmp_path / "big.pt"
     content = stream([Tensor(six(), 0, (6,), (1,))], {"7": (5, FLOATS)}, machine={**MACHINE, "little_endian": False})
     path.write_bytes(content)
-    assert "should have 6 elements of float32, and it says 5" in refusal(path)
+    assert "should have 6 elements of float32, but it records 5" in refusal(path)
 
 
 def test_complex_numbers_of_a_big_endian_machine_are_refused(tmp_path: Path) -> None:
@@ -259,19 +259,19 @@ ONE = Tensor(six(), 0, (6,), (1,))
 DOUBLE = Tensor(six(cls=torch.DoubleStorage), 0, (6,), (1,))
 CONTRADICTIONS = {
     "another version": (stream(ONE, {"7": (6, FLOATS)}, version=1002), "version 1002"),
-    "facts that are none": (stream(ONE, {"7": (6, FLOATS)}, machine=[1]), "facts about the machine are of type list"),
+    "facts that are none": (stream(ONE, {"7": (6, FLOATS)}, machine=[1]), "machine description is of type list"),
     "a missing storage": (stream([ONE], {}), "lacks 1 storages that its object needs, such as '7'"),
     "an unknown storage": (
         stream([ONE], {"7": (6, FLOATS), "8": (6, FLOATS)}),
         "has 1 storages that its object does not use, such as '8'",
     ),
-    "a storage twice": (stream([ONE], {"7": (6, FLOATS)}, keys=["7", "7"]), "names a storage twice"),
+    "a storage twice": (stream([ONE], {"7": (6, FLOATS)}, keys=["7", "7"]), "lists a storage twice"),
     "keys that are none": (stream([ONE], {"7": (6, FLOATS)}, keys={"7": 1}), "not followed by a list of the keys"),
     "keys of no type": (stream([ONE], {"7": (6, FLOATS)}, keys=[None]), "not followed by a list of the keys"),
-    "fewer elements": (stream([ONE], {"7": (5, FLOATS)}), "should have 6 elements of float32, and it says 5"),
-    "more elements": (stream([ONE], {"7": (7, FLOATS)}), "and it says 7"),
-    "huge elements": (stream([ONE], {"7": (1 << 62, FLOATS)}), f"and it says {1 << 62}"),
-    "negative elements": (stream([ONE], {"7": (-6, FLOATS)}), "and it says -6"),
+    "fewer elements": (stream([ONE], {"7": (5, FLOATS)}), "should have 6 elements of float32, but it records 5"),
+    "more elements": (stream([ONE], {"7": (7, FLOATS)}), "but it records 7"),
+    "huge elements": (stream([ONE], {"7": (1 << 62, FLOATS)}), f"but it records {1 << 62}"),
+    "negative elements": (stream([ONE], {"7": (-6, FLOATS)}), "but it records -6"),
     "too few bytes": (stream([ONE], {"7": (6, FLOATS[:-1])}), "cut short"),
     "two types": (stream([ONE, DOUBLE], {"7": (6, FLOATS * 2)}), "as 6 elements of float32 and as 6 of float64"),
     "beyond its storage": (stream([Tensor(six(), 1, (6,), (1,))], {"7": (6, FLOATS)}), "extends beyond the 24 bytes"),
@@ -321,7 +321,7 @@ def test_it_is_said_what_is_read_in_two_ways(tmp_path: Path) -> None:
     path, cases = tmp_path / "model.pt", {case.file: case for case in FILES}
     for file, reason in {
         "two_stream_and_zip.pt": "begins as a stream, but ends as a zip archive",
-        "two_stream_view_is_root.pt": "a view of a storage with the key of a storage, '1'",
+        "two_stream_view_is_root.pt": "a view of a storage with the same key as a storage, '1'",
     }.items():
         path.write_bytes(cases[file].make(""))
         assert reason in refusal(path)

@@ -91,6 +91,10 @@ def _made(source: Path, output: str) -> dict[str, Any]:
     return {"universal": output}
 
 
+OTHER_OPTIONS = {
+    "--input-folder": "ckptconv convert INPUT OUTPUT --to universal",
+    "--num-extract-workers": "Use --jobs N",
+}
 RECORDED = {"universal": _made}
 FAULTS: dict[str, tuple[Plant, dict[str, Any]]] = {
     "another universal checkpoint is the latest": (

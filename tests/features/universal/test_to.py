@@ -64,13 +64,13 @@ def test_a_pointer_that_goes_back_or_to_another_series_is_named() -> None:
     for step, told in (
         ("run/step20", ""),
         ("run/step100", ""),
-        ("run/step20", "latest_universal names step100, and from now on step20, an older step:"),
-        ("run/best", "latest_universal names step20, and from now on best:"),
-        ("run/13", "latest_universal names best, and from now on 13:"),
-        ("run/11", "latest_universal names 13, and from now on 11, an older step:"),
+        ("run/step20", "latest_universal referred to step100, and now refers to step20, an older step:"),
+        ("run/best", "latest_universal referred to step20, and now refers to best:"),
+        ("run/13", "latest_universal referred to best, and now refers to 13:"),
+        ("run/11", "latest_universal referred to 13, and now refers to 11, an older step:"),
     ):
         warned = done(ckptconv_here(*convert(step, "--to", "universal"))).err
-        assert (told in warned, "from now on" in warned) == (True, bool(told)), step
+        assert (told in warned, "now refers to" in warned) == (True, bool(told)), step
         assert Path("run/latest_universal").read_text() == Path(step).name
 
 
@@ -78,5 +78,5 @@ def test_a_pointer_of_another_program_is_said_to_stay() -> None:
     Path("run").mkdir()
     Path("run/latest_universal").write_text("step77")
     refused = ckptconv_here(*convert("run/step3", "--to", "universal")).refused(2, "which ckptconv did not write")
-    assert "from now on" not in refused
+    assert "now refers to" not in refused
     assert Path("run/latest_universal").read_text() == "step77"

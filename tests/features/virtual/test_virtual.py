@@ -127,7 +127,7 @@ def test_sources_on_a_store(zero: Path, tmp_path: Path) -> None:
     for place in (str(tmp_path / "x.virtual.json"), "memory://virtual/x.virtual.json"):
         ckptconv.convert(place, tmp_path / "out.safetensors")
         assert (tmp_path / "out.safetensors").read_bytes() == (tmp_path / "plain.safetensors").read_bytes()
-    with pytest.raises(UsageError, match="can only name files below its own directory"):
+    with pytest.raises(UsageError, match="can refer only to files below its own directory"):
         ckptconv.convert(zero, "memory://virtual/other.virtual.json")
     store.rm("/virtual", recursive=True)
 
@@ -135,7 +135,7 @@ def test_sources_on_a_store(zero: Path, tmp_path: Path) -> None:
 def test_what_makes_no_sense_is_refused(zero: Path, tmp_path: Path) -> None:
     for output, options, message in (
         ("x.json", (), "is not a name for a virtual checkpoint"),
-        ("x.virtual.json", (*VERIFY,), "--verify has no effect: a virtual checkpoint holds no data"),
+        ("x.virtual.json", (*VERIFY,), "--verify has no effect: a virtual checkpoint contains no data"),
         *([("x.virtual.json", ("--part", "0/2"), "--part has no effect: a virtual")] if "part" in OPTIONS else []),
         ("x.virtual.json", ("--optimizer", tmp_path / "y.virtual.json"), "optimizer states are written as safetensors"),
     ):
@@ -146,7 +146,7 @@ def test_what_makes_no_sense_is_refused(zero: Path, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["zero"]
 
 
-SAID = {"touched": "its modification time is another.", "cut": "it had ", "gone": "it no longer exists."}
+SAID = {"touched": "its modification time is different.", "cut": "it had ", "gone": "it no longer exists."}
 
 
 @pytest.mark.parametrize("how", SAID)
@@ -160,7 +160,7 @@ def test_a_source_that_has_changed_is_named(how: str, zero: Path, tmp_path: Path
     else:
         changed.unlink()
     for words in (("pt2safetensors", made, tmp_path / "out.safetensors"), *((each, made) for each in looking())):
-        ckptconv_here(*words).refused(4, f"{changed} has changed since {made} was made: {SAID[how]}")
+        ckptconv_here(*words).refused(4, f"{changed} has changed since {made} was written: {SAID[how]}")
     assert not (tmp_path / "out.safetensors").exists()
 
 
@@ -181,7 +181,11 @@ def outside(name: str) -> Change:
 HEADER = '{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
 CHANGES: dict[str, tuple[Change, type[CkptconvError], str]] = {
     "no version": (lambda told: told.pop("ckptconv.virtual"), CorruptError, "does not begin with"),
-    "a later version": (lambda told: told.update({"ckptconv.virtual": 2}), UnsupportedError, "a newer ckptconv"),
+    "a later version": (
+        lambda told: told.update({"ckptconv.virtual": 2}),
+        UnsupportedError,
+        "a newer version of ckptconv",
+    ),
     "no files": (lambda told: told.pop("files"), CorruptError, "'files' is not a list"),
     "a file that is none": (lambda told: told["files"].append(3), CorruptError, "a file is not an object: 3"),
     "a file twice": (lambda told: told["files"].append(told["files"][0]), CorruptError, "twice"),
@@ -197,8 +201,8 @@ CHANGES: dict[str, tuple[Change, type[CkptconvError], str]] = {
     "a URL as a source": (outside("s3://x/y"), UnsafeError, "it is a URL"),
     "another source": (outside("nothing"), CorruptError, "it no longer exists"),
     "a directory": (outside("zero"), CorruptError, "it no longer exists"),
-    "another root": (first("sources", root=7), CorruptError, "names root 7 of 1"),
-    "a relative root": (lambda told: told.update(roots=["zero"]), UnsafeError, "neither a URL nor an absolute path"),
+    "another root": (first("sources", root=7), CorruptError, "refers to root 7"),
+    "a relative root": (lambda told: told.update(roots=["zero"]), UnsafeError, "neither a URL, nor an absolute path"),
     "a root far above": (lambda told: told.update(roots=["../../etc"]), UnsafeError, "it has parts or characters"),
     "a root that leads out": (lambda told: told.update(roots=["../a/../../etc"]), UnsafeError, "it has parts or char"),
     "a root that climbs": (lambda told: told.update(roots=["/a/../etc"]), UnsafeError, "parts or characters"),
@@ -226,7 +230,7 @@ CHANGES: dict[str, tuple[Change, type[CkptconvError], str]] = {
         CorruptError,
         "deflate cannot produce more",
     ),
-    "lists of text": (lambda told: told.update(lists=[["a"]]), CorruptError, "stands where a count should"),
+    "lists of text": (lambda told: told.update(lists=[["a"]]), CorruptError, "is not a count"),
     "an endless tensor": (
         lambda told: told["files"].append(
             {
@@ -274,7 +278,7 @@ def test_on_a_store_only_its_own_directory_is_read(zero: Path, tmp_path: Path) -
     made = described(zero, tmp_path / "x.virtual.json")
     told = {**json.loads(made.read_text()), "roots": [str(tmp_path)]}
     fsspec.filesystem("memory").pipe_file("/x.virtual.json", json.dumps(told).encode())
-    with pytest.raises(UnsafeError, match="on a store, it may only refer to its own directory"):
+    with pytest.raises(UnsafeError, match="on a store, a virtual checkpoint may refer only to its own directory"):
         open_source("memory://x.virtual.json")
 
 

@@ -31,7 +31,7 @@ def test_the_first_rows_are_kept_and_counted(tmp_path: Path) -> None:
     }
     assert all(torch.equal(found[name], tensor[: len(found[name])]) for name, tensor in tensors.items())
     assert told == {**config, "vocab_size": 10}
-    assert "10 of 16 rows of the vocabulary." in report.notes
+    assert "The output has 10 of 16 rows of the vocabulary." in report.notes
     assert report.configuration == {"vocab_size": ["16", "10"]}
 
 
@@ -129,4 +129,4 @@ def test_other_rows_are_another_output(tmp_path: Path) -> None:
 def test_a_range_of_rows_is_met_with_what_is_kept(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is not a number") as caught:
         ckptconv.convert(tmp_path, tmp_path / "out", vocab="5-10")
-    assert caught.value.hint == "It keeps the first N rows; others cannot be chosen."
+    assert caught.value.hint == "--vocab keeps the first N rows; other rows cannot be selected."

@@ -89,13 +89,13 @@ SKIPPED = b"\x50\x2a\x4d\x18" + (3).to_bytes(4, "little") + b"abc"
     "values, said",
     [
         # As tensorstore, which refuses each of them.
-        (_bools(bytes([0, 1, 2, 1, 0, 1, 1, 1])), "byte 2 of its bools is 2, and not 0 or 1"),
+        (_bools(bytes([0, 1, 2, 1, 0, 1, 1, 1])), "byte 2 of its bools is 2, but 0 or 1 was expected"),
         (_bools(bytes([0, 1, 0, 1, 0, 1, 1, 255])), "byte 7 of its bools is 255"),
-        (_bytes(packed(EIGHT[:4]) + packed(EIGHT[4:])), "not one frame of zstandard"),
-        (_bytes(SKIPPED + packed(EIGHT)), "not one frame of zstandard"),
-        (_bytes(packed(EIGHT) + SKIPPED), "not one frame of zstandard"),
-        (_bytes(packed(EIGHT) + b"abc"), "not one frame of zstandard"),
-        (_bytes(REPEATED + b"abc"), "not one frame of zstandard"),
+        (_bytes(packed(EIGHT[:4]) + packed(EIGHT[4:])), "not exactly one zstandard frame"),
+        (_bytes(SKIPPED + packed(EIGHT)), "not exactly one zstandard frame"),
+        (_bytes(packed(EIGHT) + SKIPPED), "not exactly one zstandard frame"),
+        (_bytes(packed(EIGHT) + b"abc"), "not exactly one zstandard frame"),
+        (_bytes(REPEATED + b"abc"), "not exactly one zstandard frame"),
         (_bytes(packed(EIGHT)[:-3]), "is damaged"),
     ],
 )
@@ -121,19 +121,19 @@ def test_bools_and_a_frame_of_several_blocks_come_out(tmp_path: Path) -> None:
 
 # What is said of those whose other numbers would be refused elsewhere too.
 SAID = {
-    "array_pieces": "is cut into 1000000000000 pieces",
-    "array_shard_index": "a chunk of 24 bytes is said to begin at byte 40 of 84",
+    "array_pieces": "is divided into 1000000000000 chunks",
+    "array_shard_index": "a chunk of 24 bytes at byte 40 does not fit into its 84 bytes",
     "array_inflated": "it inflates to more than the 48 bytes",
     "array_both": "described twice",
-    "array_filters": "is packed by 'delta', which is not read",
-    "array_blosc": "is packed by 'blosc', which is not read",
-    "array_gzip": "is packed by 'gzip', which is not read",
-    "array_zlib": "is packed by 'zlib', which is not read",
-    "array_blosc3": "is packed by 'blosc', which is not read",
+    "array_filters": "is packed by 'delta', which is not supported",
+    "array_blosc": "is packed by 'blosc', which is not supported",
+    "array_gzip": "is packed by 'gzip', which is not supported",
+    "array_zlib": "is packed by 'zlib', which is not supported",
+    "array_blosc3": "is packed by 'blosc', which is not supported",
     "array_uint4": "has elements of 'uint4', which tensors do not support",
-    "array_endian": "does not say which byte of its numbers is first",
-    "array_shard_endian": "does not say which byte of its numbers is first",
-    "array_shard_turned": "packed by 'sharding_indexed', and not by 'bytes' first",
+    "array_endian": "does not specify its byte order",
+    "array_shard_endian": "does not specify its byte order",
+    "array_shard_turned": "packed by 'sharding_indexed', but the codec 'bytes' was expected first",
     "array_int4": "has elements of 'int4', which tensors do not support",
 }
 

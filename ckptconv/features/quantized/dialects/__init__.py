@@ -87,10 +87,10 @@ def check(stated: Iterable[Statement]) -> None:
     for one in stated:
         path, method, told = str(one), one.method, one.told
         if method not in methods():
-            how = f" by the unknown method {method}" if method != UNNAMED else ", but does not name the method"
+            how = f" by the unknown method {method}" if method != UNNAMED else ", but does not specify the method"
             if method in ELSEWHERE:
-                how = f" by {method}, which {ELSEWHERE[method]} reads, but --dequantize does not support"
-            raise UnsupportedError(f"{path} says that the weights are quantized{how}.", _HINT)
+                how = f" by {method}, which --dequantize does not support; {ELSEWHERE[method]} reads it"
+            raise UnsupportedError(f"{path} specifies that the weights are quantized{how}.", _HINT)
         speaking = methods()[method]
         known = speaking(told) if callable(speaking) else speaking
         try:

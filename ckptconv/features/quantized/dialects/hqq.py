@@ -36,7 +36,9 @@ def _unpacked(stored: LazyTensor, sizes: Sizes) -> tuple[LazyTensor, Sizes]:
     bits, word, count = _PACKINGS[sizes["packing"]]
     group, axis, numel = sizes["group_size"], sizes["axis"], math.prod(sizes["view"])
     if sizes["nbits"] != bits or stored.dtype.itemsize * 8 != word or axis > 1 or not group or numel % group:
-        raise ValueError(f"its {stored.dtype} do not have {sizes['nbits']} bits in groups of {group} along {axis}")
+        raise ValueError(
+            f"its codes of {stored.dtype} do not have {sizes['nbits']} bits in groups of {group} along axis {axis}"
+        )
     rows, columns = (numel // group, group) if axis else (group, numel // group)
     if tuple(stored.shape) != (-(-rows // count), columns):
         raise ValueError(f"its words have the shape {list(stored.shape)}; expected {[-(-rows // count), columns]}")

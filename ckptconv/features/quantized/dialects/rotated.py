@@ -45,12 +45,14 @@ def undone(
     for rotation in online:
         for module in rotation.modules(modules, linear):
             if rotation.place != INPUT and module not in linear:
-                raise rotation.refused(f"is of {module!r}, and nothing says that it is linear")
+                raise rotation.refused(
+                    f"is for {module!r}, but the checkpoint does not specify that this module is linear"
+                )
             turned |= _undone(rotation, module, {**plain, **turned})
     used = {name for one in turned.values() for name in one.matrices.values()}
     for rotation in online:
         if unused := sorted(rotation.matrices.keys() - used):
-            raise rotation.refused(f"has the matrix {unused[0]!r}, and none of its modules uses that")
+            raise rotation.refused(f"has the matrix {unused[0]!r}, which none of its modules uses")
     return turned, gone
 
 
@@ -60,14 +62,14 @@ def _undone(rotation: Rotation, module: str, plain: Mapping[str, Plain]) -> dict
     name, bias = f"{module}{WEIGHT}", f"{module}.bias"
     weight, before = plain.get(name, (Zeros(DTYPES["uint8"], ()), {}))
     if len(weight.shape) != 2 or weight.dtype.name not in SUMMED or place in before:
-        raise rotation.refused(f"is of {module!r}, which has no matrix of floats, or is rotated there twice")
+        raise rotation.refused(f"is for {module!r}, which has no matrix of floats or is rotated twice at this location")
     whole = weight.shape[1 if place == INPUT else 0]
     size = rotation.settings.get("head_dim") or whole
     matrices = {**before, place: rotation.matrix(module, size)}
     matrix, scale = untagged(rotation.matrices[matrices[place]]), size**-0.5 if is_orthogonal else 1.0
     turned = strided(matrix, (0, 0), (Steps(size, 1, 1), Steps(size, 0, 1)))
     if whole % size:
-        raise rotation.refused(f"is of blocks of {size}, and {module!r} has {whole}")
+        raise rotation.refused(f"has blocks of {size} elements, but {module!r} has {whole}, which is not a multiple")
     if rotation.entry.get("inverse") and is_orthogonal:  # of others, the inverse is stored
         matrix, turned = turned, matrix
     if place == INPUT:

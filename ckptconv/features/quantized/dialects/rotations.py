@@ -34,8 +34,8 @@ class Rotation(NamedTuple):
         return str(self.entry["location"])
 
     def refused(self, why: str) -> UnsupportedError:
-        rotation = f"The rotation {self.group!r} in transform_config, of the {self.place!r} of modules,"
-        return UnsupportedError(f"{rotation} {why}.", "compressed-tensors and vLLM compute with rotations.")
+        rotation = f"The rotation {self.group!r} in transform_config, with the location {self.place!r},"
+        return UnsupportedError(f"{rotation} {why}.", "compressed-tensors and vLLM support such rotations.")
 
     def modules(self, every: set[str], linear: set[str]) -> list[str]:
         """Return the names of `every` module that it is for. `linear` are those that are known to be of that class."""
@@ -46,7 +46,9 @@ class Rotation(NamedTuple):
             if target == "Linear" and linear:
                 return linear
             if target[:1].isupper() and target not in every:
-                raise self.refused(f"is for the class {target!r}, and nothing says which modules are of that class")
+                raise self.refused(
+                    f"is for the class {target!r}, but the checkpoint does not specify which modules have that class"
+                )
             return every & {target}
 
         chosen, left = (set[str]().union(*map(those_of, self.entry.get(key, ()))) for key in ("targets", "ignore"))
@@ -80,7 +82,7 @@ def rotations(tensors: Mapping[str, LazyTensor], groups: Mapping[str, Any]) -> t
             rotation = Rotation(group, settings, entry, matrices)
             other = _PAIR.get(rotation.place)
             if other and (settings["type"] not in HADAMARD or {**entry, "location": other} not in settings["apply"]):
-                raise rotation.refused(f"is not undone by one of {other!r}")
+                raise rotation.refused(f"is not undone by one with the location {other!r}")
             if rotation.place in every and settings.get("randomize"):
                 raise rotation.refused("has matrices that are permuted (randomize)")
             every.setdefault(rotation.place, []).append(rotation)

@@ -216,7 +216,7 @@ class Judge:
         name = resolved(target.cls)
         called = f"the contents of the state of {brief(target.name, 200)[1:-1]}"
         if target.state:
-            self.unknown_calls[f"{called}, which it is given twice"] = None
+            self.unknown_calls[f"{called}, which is set twice"] = None
         elif _calls_by_name(state):
             self.unknown_calls[called] = None
         else:
@@ -258,7 +258,7 @@ class Judge:
     def _change(self, target: Any, items: list[Any]) -> None:
         self.put(items)
         if id(target) in self._entered and items:
-            self.unknown_calls["an object whose list or dict is changed afterwards"] = None
+            self.unknown_calls["an object whose list or dict is changed later"] = None
 
     def _add(self, target: Opaque, items: list[Any], known: Sequence[tuple[Pattern, ...]]) -> None:
         """Judge items that are added to an object. `known`: patterns for the items, in turns."""

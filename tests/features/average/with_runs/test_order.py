@@ -28,7 +28,7 @@ def test_a_moving_average_of_steps_in_the_order_of_a_shell_is_refused(pattern: s
     as_typed = steps(*(pattern.format(number) for number in (100, 80, 90)))
     in_order = [as_typed[1], as_typed[2], as_typed[0]]
     said = ckptconv_here("average", *as_typed, "out.safetensors", "--ema", 0.9, "--dry-run").refused(
-        2, f"{as_typed[0]} comes before {as_typed[1]}", f"The order by number is {', '.join(in_order)}."
+        2, f"{as_typed[0]} was given before {as_typed[1]}", f"The order by number is {', '.join(in_order)}."
     )
     assert not Path("out.safetensors").exists(), said
     assert average(in_order, "out.safetensors", ema=0.9).averaged == in_order

@@ -23,7 +23,7 @@ def test_the_step_that_was_taken_of_a_run_is_told_with_how_to_convert_every_step
         torch.save({"w": torch.full((3,), float(number))}, "a.pt")
         done(ckptconv_here("convert", "--to", "dcp", "a.pt", f"run/step-{number}"))
     of_run = done(ckptconv_here("convert", "run", "--output-dir", "o")).out
-    every_step = "To convert every step, give run/step-* as inputs."
+    every_step = "To convert every step, use run/step-* as inputs."
     assert f"run: Took step-200, the last of 2 steps. {every_step}" in of_run.splitlines()
     steps = sorted(str(path) for path in Path().glob("run/step-*"))
     assert "Took" not in done(ckptconv_here("convert", *steps, "--output-dir", "o")).out

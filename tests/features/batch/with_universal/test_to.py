@@ -12,5 +12,5 @@ def test_universal_checkpoints_are_not_made_of_several_inputs(place: Path) -> No
     for name in ("m.pt", "n.pt"):
         torch.save({"w": torch.ones(3)}, name)
     several = ["convert", "m.pt", "n.pt", "--output-dir", "o", "--to", "universal"]
-    ckptconv_here(*several).refused(2, "--to universal is for one conversion")
+    ckptconv_here(*several).refused(2, "--to universal applies to one conversion")
     assert not Path("o").exists()

@@ -30,7 +30,7 @@ def test_a_configuration_that_names_code_is_unknown(
     assert report.verdict == "unknown"
     (finding,) = [finding for file in report.files for finding in file.findings]
     assert finding.rule == "repository-code"
-    assert f"names code of a repository: {code}." in finding.message
+    assert f"refers to code in a repository: {code}." in finding.message
     codes = [ckptconv_here("scan", *level, tmp_path / "hub").code for level in ([], ["--fail-on", "unknown"])]
     assert codes == [0, 3]
 

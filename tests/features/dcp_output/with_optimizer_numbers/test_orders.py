@@ -127,7 +127,7 @@ def test_numbers_that_nothing_names_are_refused(tmp_path: Path) -> None:
     state = training_saved(tmp_path / "t.pt", "numbers")
     state["model"]["3.bias"] = torch.zeros(3)
     torch.save(state, tmp_path / "t.pt")
-    words = "numbers its 6 parameters", "the states cannot be matched to parameters", "named_parameters()"
+    words = "numbers its 6 parameters", "The states cannot be matched to parameters", "named_parameters()"
     run = ckptconv_here("safetensors2dcp", tmp_path / "t.pt", tmp_path / "d", "--states", tmp_path / "t.pt")
     run.refused(5, *words)
     assert [path.name for path in tmp_path.iterdir()] == ["t.pt"]

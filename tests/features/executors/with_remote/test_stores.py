@@ -31,7 +31,7 @@ def test_an_executor_makes_shards_where_it_sees_the_store(make: Any, store: Outp
     executor: Executor
     with make() as executor:
         if store.url.startswith("memory:") and isinstance(executor, ProcessPoolExecutor):
-            with pytest.raises(FailedError, match="the store has no such place"):
+            with pytest.raises(FailedError, match="the store has no such location"):
                 store.whole(model, executor=executor)
             return
         store.whole(other)

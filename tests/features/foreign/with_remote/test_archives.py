@@ -29,4 +29,4 @@ def test_a_compressed_archive_is_refused_with_an_address_that_works(
         with tarfile.open(name, "w:gz") as packed:
             packed.add("a.pt")
         run = ckptconv_here("convert", name, "x")
-        run.refused(5, "compressed with gzip", "called .tar.gz, .tar.bz2 or .tar.xz can be named: tar://NAME::FILE")
+        run.refused(5, "compressed with gzip", "called .tar.gz, .tar.bz2 or .tar.xz, specify it: tar://NAME::FILE")

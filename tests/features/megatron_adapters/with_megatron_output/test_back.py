@@ -55,14 +55,15 @@ def test_there_and_back_without_a_reference(name: str, tmp_path: Path) -> None:
     source = trained(tmp_path / "step", model.stacked())
     run = ckptconv_here("convert", source, tmp_path / "peft", *words(model))
     done(run)
-    assert f"adapter_config.json follows from {source}/run_config.yaml: lora_alpha is {ALPHA}." in run.out
+    assert f"adapter_config.json was derived from {source}/run_config.yaml: lora_alpha is {ALPHA}." in run.out
     assert "has no base_model_name_or_path" in run.out
     back = tmp_path / "run/iter_0000007"
     run = ckptconv_here("convert", tmp_path / "peft", back, *words(model, *TO_STEP, "--like", source))
     done(run)
     settings = f"Train its adapters with dim {RANK}, alpha {ALPHA}, dropout 0"
     assert (
-        f"{settings}, as {tmp_path}/peft/adapter_config.json says: {source}/run_config.yaml says the same." in run.out
+        f"{settings}, from {tmp_path}/peft/adapter_config.json: {source}/run_config.yaml specifies the same values."
+        in run.out
     )
     assert_same(held(back), model.stacked())
     assert (back / "run_config.yaml").read_text() == TRAINED
@@ -84,8 +85,8 @@ def whole(tensors: Tensors) -> Tensors:
 @every(
     "config, step_of, more, told",
     [
-        ({"lora_alpha": ALPHA + 1}, whole, "", "says dim 2, alpha 5, dropout 0, but adapter_config.json of"),
-        ({"lora_dropout": 0.5}, whole, "", "says dim 2, alpha 5, dropout 0.5."),
+        ({"lora_alpha": ALPHA + 1}, whole, "", "specifies dim 2, alpha 5, dropout 0, but adapter_config.json of"),
+        ({"lora_dropout": 0.5}, whole, "", "specifies dim 2, alpha 5, dropout 0.5."),
         ({}, whole, "  target_modules: ['*.layers.0.*.linear_*', linear_proj]\n", "layers.1.mlp.linear_fc1"),
         ({}, without("linear_fc2"), "", "layers.0.mlp.linear_fc2.adapter.linear_in.weight ("),
         ({}, without(".adapter."), "", ", there none)"),
@@ -111,8 +112,8 @@ def test_without_a_step_to_be_like_the_settings_are_said(tmp_path: Path) -> None
     model = Model("megatron-llama")
     run = ckptconv_here("convert", equal(model, tmp_path / "peft"), tmp_path / "out", *words(model, *TO_STEP))
     done(run)
-    assert f"dim {RANK}, alpha {ALPHA}, dropout 0, as {tmp_path}/peft/adapter_config.json says: the step" in run.out
-    assert "No arguments were written: they come from embeddings, and from a config.json" in run.out
+    assert f"dim {RANK}, alpha {ALPHA}, dropout 0, from {tmp_path}/peft/adapter_config.json: the step" in run.out
+    assert "No arguments were written, because they require embeddings and a config.json" in run.out
     assert len(held(tmp_path / "out/release")) == len(model.stacked())
 
 
@@ -120,8 +121,8 @@ def test_without_a_step_to_be_like_the_settings_are_said(tmp_path: Path) -> None
     "lost, to, code, told",
     [
         ("k_proj.lora_A", "megatron", 2, "k_proj.lora_A.weight', which is missing"),
-        ("layers.1.", "megatron", 5, "has adapters of 1 layers, and its model has 2"),
-        ("", "megatron-fsdp", 5, "has adapters, and megatron-fsdp writes models only"),
+        ("layers.1.", "megatron", 5, "has adapters of 1 layers, but its model has 2 layers"),
+        ("", "megatron-fsdp", 5, "contains adapters, but megatron-fsdp supports models only"),
     ],
 )
 def test_adapters_without_a_place_in_a_step_are_refused(
@@ -189,7 +190,7 @@ def test_factors_of_each_module_become_canonical_lora_and_come_back(name: str, r
     size = ("--size", f"t={ranks}") if ranks > 1 else ()
     back = tmp_path / "run/iter_0000007"
     run = done(ckptconv_here("convert", peft, back, *words(model, *TO_STEP, *size)))
-    assert f"They are those of CanonicalLoRA, for {ranks} tensor-parallel rank" in run.out
+    assert f"The adapters have the form CanonicalLoRA, for {ranks} tensor-parallel rank" in run.out
     factors = load_file(peft / "adapter_model.safetensors")
     assert_same(held(back), canonical(model, factors, ranks))
     verified_here(peft, back, "--map", model.map, *size)
@@ -259,7 +260,7 @@ def test_rows_of_a_module_that_is_not_adapted_are_never_guessed(tmp_path: Path) 
         peft, out = own(model, tmp_path / adapted, (adapted,)), tmp_path / f"out-{adapted}"
         run = ckptconv_here("convert", peft, out, "--map", model.map, *TO_STEP, "--no-fsync")
         assert (run.code, out.exists()) == ((0, True) if shapes_say_it else (2, False))
-        assert ("do not say how many rows" in run.err, "--config FILE" in run.err) == (not shapes_say_it,) * 2
+        assert ("does not follow from the shapes" in run.err, "--config FILE" in run.err) == (not shapes_say_it,) * 2
 
 
 def test_a_part_with_one_factor_of_zeros_is_no_zero(tmp_path: Path) -> None:
@@ -284,7 +285,10 @@ def test_a_step_of_lora_has_no_place_for_modules_that_are_not_adapted(tmp_path: 
     like = trained(tmp_path / "like", model.stacked())
     run = ckptconv_here("convert", peft, tmp_path / "out", *words(model, *TO_STEP, "--like", like))
     assert (run.code, (tmp_path / "out").exists()) == (2, False)
-    assert f"has no adapters of k_proj, and {like} is one of LoRA, which adapts them together with others" in run.err
+    assert (
+        f"has no adapters of k_proj, but {like} is a LoRA step, which adapts these modules together with others"
+        in run.err
+    )
 
 
 def test_the_form_is_that_of_the_step_to_be_like(tmp_path: Path) -> None:
@@ -302,14 +306,14 @@ def test_the_form_is_that_of_the_step_to_be_like(tmp_path: Path) -> None:
     )
     assert (run.code, (tmp_path / "no").exists()) == (4, False)
     assert "linear_fc1.adapter.linear_in.weight' is stored twice" in run.err
-    assert "--like names a step of CanonicalLoRA" in run.err
+    assert "Use --like with a step of CanonicalLoRA" in run.err
 
 
 @every(
     "ranks, size, told",
     [
-        (None, (), "nothing says of how many tensor-parallel ranks"),
-        (2, ("--size", "t=4"), "says 2 tensor-parallel ranks, but --size says t=4"),
+        (None, (), "does not record the number of tensor-parallel ranks"),
+        (2, ("--size", "t=4"), "specifies 2 tensor-parallel ranks, but --size specifies t=4"),
     ],
 )
 def test_the_number_of_ranks_is_never_guessed(

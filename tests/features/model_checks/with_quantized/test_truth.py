@@ -21,9 +21,9 @@ BLOCKS = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [1
 @every(
     "tensors, config, expected",
     [
-        (PLAIN, BLOCKS, "says that the weights are quantized (fp8), and none"),
+        (PLAIN, BLOCKS, "specifies quantized weights (fp8), but the output has none"),
         (CODES, {**BLOCKS, "dtype": "bfloat16"}, ""),
-        (CODES, {}, "says nothing of quantization, and 'w.weight' of the output has codes or scales"),
+        (CODES, {}, "does not specify quantization, but 'w.weight' of the output has codes or scales"),
     ],
 )
 def test_a_statement_about_codes_that_is_not_true_is_told(

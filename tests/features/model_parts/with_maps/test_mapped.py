@@ -84,9 +84,9 @@ def test_a_map_of_the_whole_is_said_to_come_after_the_part(tmp_path: Path) -> No
     (tmp_path / "m" / "config.json").write_text(json.dumps(config))
     rules = [f'[[rule]]\none = "{name}"\nother = "other.{name}"\n' for name in names]
     (tmp_path / "map.toml").write_text("".join(rules))
-    with pytest.raises(ckptconv.UsageError, match="has none of the 1 names") as caught:
+    with pytest.raises(ckptconv.UsageError, match="matches none of the 1 names") as caught:
         ckptconv.convert(tmp_path / "m", tmp_path / "out", component="vision", map=tmp_path / "map.toml")
-    assert caught.value.hint.startswith("The map comes after the part is taken. Convert with the map first")
+    assert caught.value.hint.startswith("The map is applied after the part is selected. Convert with the map first")
     with pytest.raises(ckptconv.UsageError) as caught:
         ckptconv.convert(tmp_path / "m", tmp_path / "out", include="*.a.*", rename="model=x", map=tmp_path / "map.toml")
-    assert "part is taken" not in caught.value.hint
+    assert "part is selected" not in caught.value.hint

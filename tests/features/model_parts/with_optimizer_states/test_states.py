@@ -15,8 +15,8 @@ def test_states_of_the_whole_do_not_go_with_a_part(tmp_path: Path) -> None:
     models.save_trained(tmp_path / "m.pt", {**models.ends(), **models.layer(0), **models.layer(1)})
     (tmp_path / "c.json").write_text("{}")
     for options, words in (
-        ({"layers": "0"}, "--layers takes a part"),
-        ({"config": tmp_path / "c.json"}, "--config is for .* weights alone.* next to the checkpoint"),
+        ({"layers": "0"}, "--layers selects a part"),
+        ({"config": tmp_path / "c.json"}, "--config supports .* weights, but.* next to the checkpoint"),
     ):
         with pytest.raises(CkptconvError, match=words):
             ckptconv.convert(tmp_path / "m.pt", tmp_path / "out", optimizer=tmp_path / "states", key="model", **options)

@@ -14,6 +14,6 @@ STEP = Path(__file__).parent.parent / "data" / "train-state" / "checkpoint" / "s
 def test_a_universal_checkpoint_starts_without_them(stage: tuple[str, ...], tmp_path: Path) -> None:
     asked = ("convert", STEP, tmp_path / "u", "--to", "universal", *stage)
     run = ckptconv_here(*asked)
-    run.refused(5, str(STEP), "optimizer states of optax, 'mu', 'nu'", "Use --fresh-optimizer to start with zero")
+    run.refused(5, str(STEP), "optax optimizer states, 'mu', 'nu'", "Use --fresh-optimizer to start with zero")
     assert not contents(tmp_path)
     assert "starts with zero moments at step 0" in done(ckptconv_here(*asked, "--fresh-optimizer")).out

@@ -75,7 +75,7 @@ def test_an_index_is_never_over_shards_of_another_output(
 ) -> None:
     store.whole(other)
     assert INDEX in store.shown()
-    with pytest.warns(OptionWarning, match=r"parts replace an earlier output .* at once, .* another place to keep it"):
+    with pytest.warns(OptionWarning, match=r"parts replace an earlier output .* immediately, .* use another OUTPUT"):
         report = store.part(model, 0)
     assert f"uploaded {report.outputs[0].path}" in of_conversion(report, verbose=True)[0]
     # What lies there now is of the first part.
@@ -225,6 +225,6 @@ def test_finish_reads_everything_again_if_it_is_asked_to(
 
 def test_an_output_of_one_file_is_refused_in_parts(model: Path, store: Output) -> None:
     for name in ("out.safetensors", "out"):
-        with pytest.raises(UsageError, match="is one file"):
+        with pytest.raises(UsageError, match="is a single file"):
             convert(model, f"{store.url}/{name}", part=(0, 2), storage_options=store.options)
     assert not store.contents()

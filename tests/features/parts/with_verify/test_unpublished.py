@@ -12,4 +12,4 @@ def test_an_output_whose_parts_are_staged_is_to_be_finished_first(tmp_path: Path
     for output in (tmp_path / "out", tmp_path / "out.safetensors"):
         assert ckptconv_here("convert", model, output, "--part", "0/2").code == 0
         run = ckptconv_here("verify", model, output)
-        run.refused(2, f"Parts of it are staged, and not published: ckptconv finish {output}")
+        run.refused(2, f"Its parts are staged, but not published: ckptconv finish {output}")

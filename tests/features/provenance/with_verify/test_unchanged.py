@@ -29,7 +29,7 @@ def test_files_that_are_those_of_the_manifest_are_verified_without_the_source(ou
         path.name for path in output.iterdir() if path.name != MANIFEST
     )
     assert report.bytes_compared == sum(file.bytes for file in report.outputs) > 20_000
-    assert "and not with their source" in report.warnings[0]
+    assert "but not with their source" in report.warnings[0]
     run = ckptconv_here("verify", output)
     assert run.code == 0
     assert f"equal to {output / MANIFEST}: " in run.out
@@ -44,8 +44,8 @@ def _flip(file: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (_flip, r"has the sha256 .* says"),
-        (lambda file: file.write_bytes(file.read_bytes() + b" "), r"has \d+ bytes, and .* says \d+ bytes"),
+        (_flip, r"has the sha256 .* records"),
+        (lambda file: file.write_bytes(file.read_bytes() + b" "), r"has \d+ bytes, but .* records \d+ bytes"),
         (Path.unlink, "is missing"),
     ],
 )
@@ -62,7 +62,7 @@ def test_files_that_the_manifest_does_not_name_are_told_when_the_source_is_given
     assert verify(source, output).warnings == []
     (output / "pytorch_model.bin").write_bytes(b"of another")
     (told,) = verify(source, output).warnings
-    assert "also holds pytorch_model.bin, which its manifest does not name: not compared" in told
+    assert "also holds pytorch_model.bin, which its manifest does not list: not compared" in told
 
 
 def test_an_output_in_the_directory_of_its_source_has_other_files_beside_it(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_manifest_in_the_place_of_the_output_is_known(tmp_path: Path) -> None:
 def test_files_that_the_manifest_does_not_name_are_told_and_refused_if_they_are_loaded_too(output: Path) -> None:
     (output / "notes.txt").write_text("of the user")
     (told, _) = verify(output).warnings
-    assert "also holds notes.txt, which its manifest does not name: not compared" in told
+    assert "also holds notes.txt, which its manifest does not list: not compared" in told
     (output / "model-00009-of-00009.safetensors").write_bytes(b"")
     with pytest.raises(DifferenceError, match=r"holds model-00009-of-00009\.safetensors, which .* remove them"):
         verify(output)
@@ -114,7 +114,11 @@ def test_an_output_on_a_store_is_compared_too(tmp_path: Path) -> None:
 def test_without_digests_the_source_is_asked_for(tmp_path: Path) -> None:
     source = seven_shards(tmp_path / "model.pt", rows=5)
     convert(source, tmp_path / "out")
-    for path, reason in ((tmp_path / "out", "has none"), (tmp_path, "does not exist"), (source, "is one file")):
+    for path, reason in (
+        (tmp_path / "out", "contains none"),
+        (tmp_path, "does not exist"),
+        (source, "is a single file"),
+    ):
         named = "" if path.is_dir() else " --manifest FILE"
         advice = f"ckptconv verify SOURCE OUTPUT. A conversion with --digest sha256{named} writes digests."
         with pytest.raises(UsageError, match=rf" {reason}.* {advice} .* --manifest FILE"):
@@ -133,7 +137,7 @@ def test_a_manifest_is_not_taken_for_an_output(tmp_path: Path) -> None:
     run = ckptconv_here("verify", manifest, tmp_path / "out.safetensors")
     run.refused(2, f"ckptconv verify SOURCE {tmp_path / 'out.safetensors'} --manifest {manifest}")
     manifest.write_text("{}")
-    ckptconv_here("verify", manifest).refused(2, "m.json is one file, whose manifest is elsewhere")
+    ckptconv_here("verify", manifest).refused(2, "m.json is a single file, whose manifest is stored separately")
 
 
 def test_options_for_digests_lead_to_the_output_alone(output: Path) -> None:
@@ -148,7 +152,7 @@ def test_a_directory_of_outputs_names_those_with_manifests(output: Path) -> None
     above.mkdir()
     output = output.rename(above / "one")
     said = ckptconv_here("verify", above).refused(2)
-    assert "It holds outputs with manifests, to be verified one by one: 'one'." in said
+    assert "It contains outputs with manifests, which must be verified separately: 'one'." in said
     assert ckptconv_here("verify", output).code == 0
     (output / MANIFEST).unlink()
     assert "outputs with manifests" not in ckptconv_here("verify", above).refused(2)

@@ -12,4 +12,4 @@ def test_a_file_in_an_archive_from_standard_input_is_not_offered(tmp_path: Path)
     archive = pack({"model.pt": b"x"}, tmp_path / "other.tar")
     with archive.open("rb") as file:
         run = ckptconv_forked("convert", "-", tmp_path / "out.safetensors", stdin=file)
-    run.refused(5, "<stdin> is a tar archive", "save it as a file, of which one member can be named: tar://NAME::FILE")
+    run.refused(5, "<stdin> is a tar archive", "save it as a file and specify one member: tar://NAME::FILE")
