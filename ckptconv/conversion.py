@@ -97,7 +97,7 @@ def convert(
         with no_garbage():
             holds = {target.holds for target in targets} or {"weights"}
             if not targets and not isinstance(source, Source) and is_pipe(normalize(source)):
-                raise UsageError("Input from a pipe needs an OUTPUT: a directory, or a name that ends in .safetensors.")
+                raise UsageError("Input from a pipe requires OUTPUT: a directory, or a name that ends in .safetensors.")
             sources = fitted(all_opened(source, chosen, holds), source, chosen, holds)
             if not targets:
                 from ckptconv.outputs.default_names import default_output, suffix_of
@@ -105,7 +105,7 @@ def convert(
                 path = source.path if isinstance(source, Source) else normalize(source)
                 place = Location(path, dict(chosen.storage_options))
                 beside_it = default_output(sources[0], place, suffix_of(chosen.to))
-                beside_it = Proposed(beside_it, f"Name it: INPUT {shlex.quote(beside_it)}, or give --overwrite.")
+                beside_it = Proposed(beside_it, f"To replace it: INPUT {shlex.quote(beside_it)}, or give --overwrite.")
                 named, chosen = named_outputs(beside_it, chosen)
                 targets = targets_of(named, chosen)
                 chosen = chosen.replaced(spool_dir=chosen.spool_dir or nearest_directory(targets[0].path))
@@ -147,6 +147,6 @@ def _work(sources: list[Source], targets: Sequence[Target], options: Options) ->
             if taken.is_model or taken.companions:
                 work.append((taken, goal))
     if not work:
-        raise UsageError(f"{sources[0].path} has no model, and no files to copy.")
+        raise UsageError(f"{sources[0].path} contains neither a model nor files to copy.")
     # The file that declares a pipeline is written last.
     return sorted(work, key=lambda pair: pair[0].component == "")

@@ -51,7 +51,7 @@ def parse_size(value: Any, option: str) -> int:
             size = int(number) * scale if number.isdecimal() else round(float(number) * scale)
     if size > 0:
         return size
-    raise UsageError(f"{option} {brief(value)} is not a size.", "Write sizes like 5GB, 512MiB or 1000000.")
+    raise UsageError(f"{option} {brief(value)} is not a size.", "Write a size such as 5GB, 512MiB or 1000000.")
 
 
 def parse_count(value: Any, option: str, least: int, most: int) -> int:
@@ -127,7 +127,7 @@ def parse_path(value: object, called: str = "") -> str:
     if not isinstance(path, str):
         is_state = isinstance(value, Mapping) or hasattr(value, "state_dict")
         is_data = isinstance(value, (bytes, bytearray, memoryview)) or hasattr(value, "read")
-        of_data = "Write it to a file, and give the path of that." if is_data else ""
+        of_data = "Write it to a file, and give the path of the file." if is_data else ""
         hint = "ckptconv.save_state_dict(STATE, PATH) writes a state dict." if is_state else of_data
         raise UsageError(f"{called} {brief(value)} is not a path.".lstrip(), hint)
     if "\0" in path:

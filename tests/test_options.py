@@ -176,7 +176,7 @@ def test_a_guessed_name_of_an_error_leads_to_the_one_that_there_is() -> None:
 
 
 def test_dtypes_for_some_tensors_lead_to_the_way_to_keep_theirs() -> None:
-    way = "leaves some tensors as they are with exclude=GLOB, graft='INPUT:GLOB'"
+    way = "To leave some tensors unchanged, use exclude=GLOB, graft='INPUT:GLOB'"
     for dtype in ({"*norm*": "fp32"}, "*norm*=fp32", "bf16,fp32"):
         with pytest.raises(UsageError, match="dtype") as caught:
             Options(dtype=dtype)  # type: ignore[arg-type]
@@ -443,7 +443,7 @@ def test_a_wrong_name_is_met_with_the_one_that_was_meant(call: str, name: str, m
 
 def test_a_name_like_no_other_is_told_where_the_names_are() -> None:
     for name in ("zzz", "finish" * 100):
-        with pytest.raises(UsageError, match="Options have the names of the command line"):
+        with pytest.raises(UsageError, match="Use the option names of the command line"):
             ckptconv.convert("none.pt", **{name: 1})
 
 

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 class Call:
-    """A call of the program, as far as it is known, for the report of a failure: the command, its first argument.
+    """A call of the program, as far as it is known, for the report of a failure: its command and first argument.
 
     `is_process`: the process ends with it.
     """
@@ -26,7 +26,7 @@ class Call:
 
 
 def _first_argument(parameters: list[Any], args: list[str]) -> str | None:
-    """Return the first of `args` that belongs to no option; None if there is none, or if an unknown option hides it."""
+    """Return the first of `args` that is not an option or its value; None without one, or after an unknown option."""
     options = {name: parameter for parameter in parameters for name in (*parameter.opts, *parameter.secondary_opts)}
     words = iter(args)
     for word in words:

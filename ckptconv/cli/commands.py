@@ -10,7 +10,7 @@ from ckptconv.cli.registered import COMMANDS
 from ckptconv.cli.typer_compat import App, Group
 
 ABOUT = """
-Convert checkpoints of any size to safetensors: nothing in them runs, and memory stays small.
+Convert checkpoints of any size to safetensors, with little memory and without running any code in them.
 
 \b
 Examples:
@@ -18,7 +18,7 @@ Examples:
   ckptconv convert checkpoints/ model/   converts a DeepSpeed run, for example
   ckptconv inspect model.pt              shows its format, tensors and sizes
 
-ckptconv help COMMAND has the options of each, and more examples; ckptconv help options has those that they share.
+ckptconv help COMMAND shows a command's options and more examples; ckptconv help options shows the shared options.
 Exit codes: 0 done; 1 failed, or different; 2 wrong usage; 3 unsafe; 4 damaged or incomplete; 5 not supported.
 """
 

@@ -98,7 +98,7 @@ class Printer:
 
 
 def _plain(value: Any) -> Any:
-    """Return a JSON value for a value that JSON lacks."""
+    """Return a value without a JSON type as one with a JSON type."""
     return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else str(value)
 
 

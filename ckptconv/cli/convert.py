@@ -46,16 +46,16 @@ def convert_(
         typer.Argument(
             metavar="INPUT... [OUTPUT]",
             show_default=False,
-            help="The input, then the output: a file if it ends in .safetensors, .pt, .pth, .bin or .ckpt, else a "
-            f"directory{_MANY}.",
+            help="The input, then the output: a file if its name ends in .safetensors, .pt, .pth, .bin or .ckpt, else "
+            f"a directory{_MANY}.",
         ),
     ],
     **options: Any,
 ) -> None:
     """Convert a checkpoint of any format.
 
-    A .pt file or a sharded set becomes safetensors, a DeepSpeed checkpoint its fp32 weights, a directory of
-    torch.distributed.checkpoint safetensors: as with the command for each format. Safetensors can be cast, merged,
+    A .pt file, a sharded set or a checkpoint of torch.distributed.checkpoint becomes safetensors, a
+    DeepSpeed checkpoint its fp32 weights, as with the command for each format. Safetensors can be cast, merged,
     split, renamed and selected, or become a .pt file if OUTPUT has such a name. --to selects
     other outputs, such as a checkpoint to resume training from. Without OUTPUT, the output goes next to the input.
 
@@ -77,7 +77,7 @@ def convert_(
         # A shell's pattern that matches two inputs, or a user who swaps INPUT and OUTPUT, gives a checkpoint here.
         if second and (is_remote(second) or (os.path.isfile(second) and os.path.getsize(second))):
             more = several("If it is another input: {}. ")
-            second = Proposed(second, f"INPUT comes before OUTPUT. {more}If it may be lost: -o {shlex.quote(second)}.")
+            second = Proposed(second, f"INPUT comes before OUTPUT. {more}To replace it: -o {shlex.quote(second)}.")
         output = destination(second, options)
         if len(words) > 2:
             combining: list[str] = [name for name in ("average", "merge") if name in COMMANDS]

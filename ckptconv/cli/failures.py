@@ -40,21 +40,26 @@ def _instead(option: str, close: Iterable[str], ctx: Any) -> str:
     begun = [name.lstrip("-") for name in sorted(options) if len(option) > 4 and name.startswith(option)]
     close = close if any(name in close for name in begun) else begun[:3] or close
     # The advice about a word names options: it is given if this command has one of them.
-    every = (pair for table in (*_of_commands("OTHER_OPTIONS"), WORDS) for pair in table.items())
+    every = [pair for table in (*_of_commands("OTHER_OPTIONS"), WORDS) for pair in table.items()]
     arguments = _arguments(ctx)
-    texts = (text for words, text in every if option in words.split())
+    first = "INPUT" if hasattr(ctx.command, "commands") else re.sub(r"\W", "", arguments.split()[1])
+    # A word without dashes names the command that it is for alone.
+    own = next((text for words, text in every if {ctx.info_name, option} <= {*words.split()}), "")
+    texts = (text for words, text in every if option in words.split() and words[0] == "-")
     texts = (text for text in texts if all(word in arguments for word in re.findall(r"\bOUTPUT\b|\bSOURCE\b", text)))
     named = ((text, {*re.findall(r"(?<![\w-])--[\w-]+", text)}) for text in texts)
-    if advice := [(len(names - options), text) for text, names in named if not names or names & options]:
-        meant = f"{min(advice, key=itemgetter(0))[1]} "
+    if own:
+        meant = f"{own} "
+    elif advice := [(len(names - options), text) for text, names in named if not names or names & options]:
+        meant = f"{min(advice, key=itemgetter(0))[1].replace('Name INPUT', f'Name {first}')} "
     elif option in _options_below(ctx.command):
-        meant = f"It is an option of commands, and goes after the command: {ctx.command_path} COMMAND {option}. "
+        meant = f"Give it after a command: {ctx.command_path} COMMAND {option}. "
     elif owner := next((path for path, page in read().items() if any(option in flag.names for flag in page.flags)), ""):
         meant = f"{owner} has {option}. "
     else:
         meant = f"Did you mean {' or '.join(f'--{near}' for near in sorted(close))}? " if close else ""
     if files := sorted(glob.glob(f"{glob.escape(option)}*")):
-        meant = f"If {files[0]} is meant, give ./{files[0]}. "
+        meant = f"For the file {files[0]}, give ./{files[0]}. "
     return f"{meant}See {ctx.command_path} --help."
 
 
@@ -73,7 +78,7 @@ def _options_below(group: Any) -> set[str]:
 
 
 def _input_words() -> dict[str, Sequence[str]]:
-    """Return the words for the inputs of commands, by command. The modules of features' commands have their own."""
+    """Return the words for inputs, by command. A feature's words are in the module of its command."""
     words = {
         command: [to, *(word for word, meant in OTHER_WORDS.items() if meant == to)]
         for command, to in (("pt2safetensors", "pt"), ("convert", "safetensors"))
@@ -109,12 +114,12 @@ def meant_by(word: str) -> str:
 def _no_command(word: str, group: Any) -> UsageError:
     """Return the error for `word`, which is not a command of the group with the context `group`."""
     known = list(group.command.commands)
-    if os.path.exists(word) or "://" in word or word.endswith(_SUFFIXES):
+    if group.parent is None and (os.path.exists(word) or "://" in word or word.endswith(_SUFFIXES)):
         path = shlex.quote(word)
         shown = f"ckptconv inspect {path} shows its contents; " if "inspect" in known else ""
         return UsageError(
             f"{word} is not a command.",
-            f"ckptconv convert {path} converts it; {shown}ckptconv --help lists the commands.",
+            f"ckptconv convert {path} OUTPUT converts it; {shown}ckptconv --help lists the commands.",
         )
     path = group.command_path
     meant = difflib.get_close_matches(word, known, n=1, cutoff=0.7)
@@ -130,22 +135,28 @@ def _no_command(word: str, group: Any) -> UsageError:
 
 
 def meant_by_input(source: str, target: str | None, hint: str) -> str:
-    """Return the `hint` about an INPUT that does not exist: maybe it is a command, or OUTPUT is the input."""
+    """Return the `hint` about a missing INPUT, or say that it is a command, or was swapped with OUTPUT."""
     from ckptconv.publish.earlier import Directory, file_made_as
 
     if source in COMMANDS:
-        return f"It is a command, which comes first: ckptconv {source} {shlex.quote(target or 'PATH')}"
+        return f"The command comes first: ckptconv {source} {shlex.quote(target or 'PATH')}"
     is_vague = not hint or hint.startswith("Did you mean")
     with contextlib.suppress(CkptconvError):
         if is_vague and target and os.path.exists(target) and not is_remote(source):
             place = Location(target)
             if not Directory(place).manifest and not file_made_as(place, "weights"):
-                return f"INPUT comes first: is it {quoted(target)}?{hint.replace('Did', ' Or did', 1)}"
+                return f"INPUT comes first. Is it {quoted(target)}?{hint.replace('Did', ' Or did', 1)}"
     return hint
 
 
+def with_blanks(words: Sequence[str]) -> str:
+    """Return the path that exists and that the shell cut into `words` at its blanks; "" if there is none."""
+    joined = (" ".join(words[at:end]) for at in range(len(words)) for end in range(at + 2, at + 6))
+    return next(filter(os.path.exists, joined), "")
+
+
 def described(error: CkptconvError) -> Failure:
-    """Return the fields of `error` for --json."""
+    """Return `error` as --json prints it."""
     facts: dict[str, Any] = {name: getattr(error, name) for name in ("exit_code", "kind", "message", "hint")}
     return cast("Failure", {**facts, "difference": error.difference} if isinstance(error, DifferenceError) else facts)
 
@@ -174,8 +185,15 @@ def failure_of(error: BaseException) -> CkptconvError | None:
             other = several("Several inputs: {}. ") if "--dry-run" in options else ""
             for option in options.intersection(("--delta", "--port") if more[1].isdecimal() else ("--delta",)):
                 other = f"Did you mean {option} {more[1]}? "
-            quoting = "" if any(map(os.path.exists, more[1].split())) else " Quote names with blanks in them."
-            return UsageError(f"Too many arguments: {more[1]}.", f"{other}{usage}.{quoting}")
+            given = [value for value in error.ctx.params.values() if isinstance(value, str)] if error.ctx else []
+            if name := with_blanks([*given, *more[1].split()]):
+                other = f"Quote it: {shlex.quote(name)}. "
+            elif more[1].endswith(".json") and error.ctx.params.get("json"):
+                other = f"--json takes no file: --json > {more[1]}. "
+            elif "--include" in options and "OUTPUT" not in usage and not more[1].isdecimal():
+                globs = " ".join(f"--include {shlex.quote(word)}" for word in more[1].split())
+                other += f"If tensors are meant, give {globs}. "
+            return UsageError(f"Too many arguments: {more[1]}.", f"{other}{usage}.")
         if error.ctx and (named := re.match(r"No such command '(.*?)'\.", message)):
             return _no_command(named[1], error.ctx)
         usage = f"{usage}. " if message.startswith("Missing argument") else ""
@@ -184,7 +202,7 @@ def failure_of(error: BaseException) -> CkptconvError | None:
             usage = f"Give {unknown} {next(values, None) or 'VALUE'}. "
         return UsageError(message if message.endswith((".", "?")) else f"{message}.", f"{usage}See {command} --help.")
     if isinstance(error, MemoryError):
-        return FailedError("There is not enough memory. No output was published.", "Lower --memory or --jobs.")
+        return FailedError("Out of memory. No output was published.", "Lower --memory or --jobs.")
     if isinstance(error, Exception) and os.environ.get("CKPTCONV_DEBUG"):
         traceback.print_exception(error)
     if isinstance(error, OSError):
@@ -194,10 +212,10 @@ def failure_of(error: BaseException) -> CkptconvError | None:
         from ckptconv.formats.registered import PLUGINS
 
         text = f"{type(error).__name__}: {error}. No output was published."
-        advice = "Please report it, with all that is printed if the environment variable CKPTCONV_DEBUG is 1."
+        advice = "Run it again with CKPTCONV_DEBUG=1 in the environment, and report all that it prints."
         plugins = of_feature(PLUGINS, "entries")
         if plugins and (brought := plugins.suspects()):
-            return FailedError(f"This is a bug in {', or in '.join(brought)}, or else in ckptconv: {text}", advice)
+            return FailedError(f"This is a bug in {', or in '.join(brought)}, or in ckptconv: {text}", advice)
         return FailedError(f"This is a bug in ckptconv itself: {text}", advice)
     return None
 

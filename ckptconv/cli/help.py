@@ -1,6 +1,6 @@
 """The help of each command, as data and as text. The reference, the manual pages and completion use it too.
 
-The data are in reference.json, which scripts/reference.py writes from the commands: so help imports none of these.
+The data are in reference.json, which scripts/reference.py writes from the commands: so help imports no command.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ REFERENCE = os.path.join(os.path.dirname(__file__), "reference.json")
 
 
 class Flag:
-    """An option in the help: its names, the word after them, its help, its default in words, its environment variable.
-    `group` is its heading; `common`: the short help has it. `values` are those that it may have, if they are few; a
-    `switch` takes none, and `repeats` may be given more than once."""
+    """An option in the help: its names, the word after them, help, default in words, and environment variable. `group`
+    is its heading; `common`: the short help has it. `values` are its allowed values, if they are few; a `switch`
+    takes none, and `repeats` may be given more than once."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ def read() -> dict[str, Help]:
 
 
 def help_for(arguments: Sequence[str]) -> str | None:
-    """Return the help that these words of a command line ask for, if they ask for nothing else."""
+    """Return the help that these words of a command line request, if they request nothing else."""
     *path, last = arguments or [BRIEF]
     if last not in (BRIEF, LONG):
         return None
@@ -150,8 +150,8 @@ def _shared(every: Mapping[str, Help]) -> Help:
     return Help(
         path=f"ckptconv help {SHARED}",
         usage="ckptconv COMMAND [OPTIONS]",
-        summary="Options that mean the same for convert and for others.",
-        paragraphs=["ckptconv help COMMAND names those that the command takes."],
+        summary="Options that convert shares with other commands.",
+        paragraphs=["ckptconv help COMMAND lists the shared options of that command."],
         examples=[],
         arguments={},
         flags=[flag for flag in base.flags if any(map(flag.is_as, shared))],
@@ -164,8 +164,8 @@ def _shared(every: Mapping[str, Help]) -> Help:
 
 
 def shown(page: Help, base: Help, brief: bool = False) -> str:
-    """Return the help as it is printed: in colours where stdout has them. Options of the command `base` are only named.
-    `brief`: the most used options alone."""
+    """Return the help as it is printed: in colours if stdout has them. Options shared with the command `base` are only
+    listed. `brief`: only the most used options."""
     from ckptconv.cli.terminal import coloured, columns, has_colours
 
     width = max(min(columns(), WIDTH), NARROWEST)
@@ -222,7 +222,7 @@ def _usage(page: Help, width: int) -> list[str]:
 
 
 def _commands(page: Help, width: int) -> Iterator[str]:
-    """Yield the lists of commands. The strict spellings of `convert` are one line."""
+    """Yield the lists of commands; commands that are shorthands for others share one line."""
     column = _column(page.commands)
     headings = page.headings or ({"Commands": list(page.commands)} if page.commands else {})
     for heading, names in headings.items():

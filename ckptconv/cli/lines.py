@@ -42,7 +42,7 @@ def fitted(line: Line, width: int | None) -> Line:
 
 
 def table_row(indent: Words, name: Words, column: int, others: Line, width: int | None) -> Iterator[Line]:
-    """Yield a row of a table: a name in a first column of `column` cells, or in lines of its own if it is wider; then
+    """Yield a row of a table: a name in a `column` of so many cells, or on separate lines if it is wider; then the
     `others`."""
     label = padded(name.text, column)
     if width is not None and cells(name.text) > column:

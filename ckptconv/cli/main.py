@@ -22,7 +22,7 @@ _room = [bytes(4 << 20)]
 
 
 def _mend_streams() -> None:
-    """Make the standard streams take anything: discard output to a closed one, escape what an encoding lacks."""
+    """Make the standard streams accept any text: discard output if closed, and escape unencodable characters."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -60,8 +60,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 
 def _text_only(arguments: list[str]) -> tuple[str, int] | None:
-    """Return the text to print, and the exit code, if only text is requested: the version, help, or completions of a
-    command line. Nothing that a command needs is imported for it. None: a command is called."""
+    """Return the text to print and the exit code, if only text is requested: the version, help, or completions of a
+    command line. This imports nothing that only commands need. None: a command is called."""
     if "_CKPTCONV_COMPLETE" in os.environ:
         from importlib import import_module
 
@@ -117,7 +117,7 @@ def _called(arguments: list[str], call: Call) -> int:
 
         spare_memory()
         if call.is_process and (url := next((word for word in arguments if "memory://" in word), "")):
-            lost = "memory:// is the memory of this process, and is gone when the command ends."
+            lost = "A memory:// URL refers to the memory of this process, which is lost when the command ends."
             raise UsageError(f"{url}: {lost}", "Give a path on a disk or a store, or call the library in Python.")
     with _option_warnings_reported(is_quiet=not {"-q", "--quiet"}.isdisjoint(arguments)):
         code = app(arguments, standalone_mode=False, prog_name="ckptconv", obj=call)

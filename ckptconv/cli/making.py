@@ -1,4 +1,4 @@
-"""Make an output for a command, by a function of the library, and report it."""
+"""Produce an output for a command with a function of the library, and report it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def make(command: str, call: Callable[..., Report], source: Any, target: str | N
     ways = [*(OPTIONS[name] for name in ("part",) if options.get(name)), *(COMMAND[name] for name in workers)]
     if len(ways) > 1:
         first, second = (way.flags[0] for way in ways[:2])
-        raise UsageError(f"{first} and {second} are two ways to spread the work: give one of them.")
+        raise UsageError(f"{first} and {second} both distribute the work: use only one of them.")
     with contextlib.ExitStack() as stack:
         executor = None
         for name, value in workers.items():

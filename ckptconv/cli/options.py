@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ckptconv.cli.console import Printer
 
 Input = Annotated[
-    str, typer.Argument(metavar="INPUT", show_default=False, help="The file, sharded set or its index; - is a pipe.")
+    str, typer.Argument(metavar="INPUT", show_default=False, help="A file, a sharded set or its index; - reads a pipe.")
 ]
 Destination = Annotated[
     str | None,
@@ -81,7 +81,7 @@ class _Taking:
             if word in (None, (), False):
                 continue
             if words[option] not in (None, (), False):
-                raise UsageError(f"{option.former} and {option.flags[0]} are one option, and both were given.")
+                raise UsageError(f"{option.former} and {option.flags[0]} are the same option: give only one of them.")
             former_given(option.former, option)
             words[option] = word
         values = {
@@ -107,7 +107,7 @@ class _Taking:
 
     @property
     def _formers(self) -> list[Option]:
-        """Options that also have a former name."""
+        """The options that are also accepted under a former name."""
         return [option for option in self.options.values() if option.former]
 
     @property
@@ -174,10 +174,10 @@ def destination(argument: str | None, options: dict[str, Any]) -> str | None:
 
 @leaving(UNWRITTEN)
 def required(argument: str | None, options: dict[str, Any], such: str = "") -> str:
-    """Return OUTPUT likewise; raise UsageError if there is none, with the example `such`."""
+    """Return OUTPUT likewise. Without it, raise UsageError with the example `such`."""
     output = destination(argument, options)
     if output is None:
-        raise UsageError("OUTPUT is missing.", f"Give it as the second word, or with -o{such}.")
+        raise UsageError("OUTPUT is missing.", f"Give it as the second argument, or with -o{such}.")
     return output
 
 
@@ -215,7 +215,7 @@ def run(
 
 
 def output_of(command: str, options: dict[str, Any]) -> Printer:
-    """Return the printer of `command`. Remove the options that decide it from `options`."""
+    """Return the printer of `command`. Remove the options that configure it from `options`."""
     from ckptconv.cli.console import Printer  # not needed for --help
 
     shown = {name: options.pop(name) for name in ("json", "quiet", "verbose") if name in options}

@@ -62,7 +62,7 @@ class Failure(TypedDict):
 
 
 class Failed(TypedDict):
-    """The output of any failing command with --json, after wrong usage and interruptions too."""
+    """The output of any failing command with --json, also after wrong usage and interruptions."""
 
     input: str | None
     """The first argument of the command; null as far as it is not known."""

@@ -35,12 +35,12 @@ class Counting:
         self._lock = threading.Lock()
 
     def begin(self, total: int) -> None:
-        """Start, or start again, with `total` bytes to be written."""
+        """Start or restart with `total` bytes to write."""
         self.total, self.done = total, 0
         self.started = time.monotonic()
 
     def resize(self, total: int) -> None:
-        """Change the total to `total` bytes."""
+        """Change the number of bytes to write to `total`."""
         self.total = total
 
     def __call__(self, count: int) -> None:
@@ -120,7 +120,7 @@ class OneBar(Counting):
 
 
 def shown_by(printer: Printer) -> Counting:
-    """Return a bar on a terminal, plain lines elsewhere, or a mere counter if `printer` shows no progress."""
+    """Return a bar on a terminal, plain lines elsewhere, or a silent counter if `printer` shows no progress."""
     if not printer.progress_shown:
         return Counting()
     return OneBar() if can_rewrite(sys.stderr) else Lines()

@@ -12,7 +12,7 @@ from ckptconv.cli.options import CONVERTING, Destination, Input, destination, na
 def pt2safetensors(source: Input, output: Destination = None, **options: Any) -> None:
     """Convert .pt, .pth, .bin and .ckpt files to safetensors.
 
-    The structure of nested state is kept in a record next to the tensors. Without OUTPUT, x.pt becomes x.safetensors.
+    The structure of a nested state is stored in a record with the tensors. Without OUTPUT, x.pt becomes x.safetensors.
     INPUT may be a directory with a set of shards, or with one file per rank, as FSDP and verl write them: these are
     joined.
 

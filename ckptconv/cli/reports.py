@@ -31,7 +31,7 @@ def of_conversion(report: Report, verbose: bool) -> list[str]:
     staged = "uploaded" if any(map(is_remote, report.finish)) else "staged"
     verb = "would write" if report.dry_run else staged if report.part else "finished" if report.finished else "wrote"
     if report.part and not report.outputs:
-        lines.append(f"no files fall to part {report.part}: there are fewer files than parts (see --max-shard-size)")
+        lines.append(f"part {report.part} has no files: there are fewer files than parts (see --max-shard-size)")
     by_directory: dict[str, list[OutputFile]] = {}
     for output in report.outputs:
         by_directory.setdefault(_gathered(output.path), []).append(output)
@@ -56,7 +56,7 @@ def of_conversion(report: Report, verbose: bool) -> list[str]:
         lines.extend(f"  {alias} is stored as {kept}" for alias, kept in report.aliases.items())
     elif report.aliases and "aliases" not in report.counts:
         tied = count_of(len(report.aliases), "tied name")
-        lines.append(f"{tied} stored once (--verbose names them, convert --tied duplicate writes each)")
+        lines.append(f"{tied} stored once (--verbose lists them; convert --tied duplicate writes each)")
     opaque = report.opaque if verbose else [name for name in report.opaque if not name.startswith(_USUAL)]
     if opaque:
         most = len(opaque) if verbose else KEYS
@@ -64,7 +64,7 @@ def of_conversion(report: Report, verbose: bool) -> list[str]:
         for module in OF_CLASSES if report.recorded else ():
             lines.extend(import_module(module).of_classes(opaque, most, verbose))
     if report.checksums:
-        extra = f", which took {format_size(report.extra_bytes)} of further reading" if report.extra_bytes else ""
+        extra = f"; checking read another {format_size(report.extra_bytes)}" if report.extra_bytes else ""
         lines.append(f"the checksums of {count_of(report.checksums, 'storage')} are correct{extra}")
     if report.bytes_verified:
         lines.append(f"verified: {format_size(report.bytes_verified)} match the source bit for bit")
@@ -75,7 +75,7 @@ def of_conversion(report: Report, verbose: bool) -> list[str]:
         lines.append(f"this was part {report.part}; when all parts are done, run: ckptconv finish {paths}")
     if report.dry_run:
         size = format_size(report.bytes_written)
-        lines.append(f"in all, would write {size}, from input files of {format_size(report.input_bytes)}")
+        lines.append(f"would write {size} in all, from input files of {format_size(report.input_bytes)}")
     elif not report.finished:
         # Descriptions may be read twice, and are most of a small file: more may be read than there is.
         read = f"{format_size(report.bytes_read)} of" if report.bytes_read < report.input_bytes else "all"
@@ -96,7 +96,7 @@ def _gathered(path: str) -> str:
 
 
 def recorded(reports: Sequence[Report]) -> Iterator[str]:
-    """Yield a line on the keys of recorded values, one for all outputs that have the same keys."""
+    """Yield the keys under which values were recorded, once for all outputs with the same keys."""
     inputs_of: dict[tuple[tuple[str, ...], str], list[str]] = {}
     for report in reports:
         if report.recorded:
@@ -105,7 +105,7 @@ def recorded(reports: Sequence[Report]) -> Iterator[str]:
         keys = some(under, KEYS, lambda name: cut(name, KEY))
         alone = f"--key {key} converts only the weights, " if key else ""
         whose = f" of {some(inputs, FEW, str)}" if len(reports) > 1 else ""
-        yield f"the structure record{whose} also holds values under {keys}; {alone}--no-structure leaves them out"
+        yield f"the structure record{whose} also contains values under {keys}; {alone}--no-structure omits these"
 
 
 def contents(size: int, tensors: int) -> str:

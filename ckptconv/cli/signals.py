@@ -3,7 +3,7 @@ comes.
 
 Before the work begins, a signal ends the process at once. After that, the first signal raises StoppedError, so that the
 work is cleaned up. Later ones do not disturb the cleanup, unless it takes more than `PATIENCE` seconds: then they end
-the process. While outputs get their final names, signals are ignored: exit code 143 means that nothing new is there.
+the process. While outputs get their final names, signals are ignored: after exit code 143, nothing new is published.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _STYLES = {"title": "bold", "name": "cyan", "dim": "dim", "good": "green", "warn
 
 
 def can_rewrite(stream: TextIO) -> bool:
-    """Return whether a line can be overwritten: on a terminal that has commands for it and reports its size."""
+    """Return whether a line can be overwritten: on a terminal that supports this and reports its size."""
     if not stream.isatty() or os.environ.get("TERM") == "dumb":
         return False
     with contextlib.suppress(OSError, ValueError):
@@ -31,7 +31,7 @@ def can_rewrite(stream: TextIO) -> bool:
 
 
 def columns() -> int:
-    """Return the number of cells in a line: from COLUMNS, from the terminal of stdout, or the usual number."""
+    """Return the number of cells in a line: from COLUMNS, the terminal of stdout, or the usual number."""
     width = os.environ.get("COLUMNS", "")
     if width.strip().isdecimal() and int(width):
         return int(width)
@@ -56,7 +56,7 @@ def has_colours(stream: TextIO, environment: Mapping[str, str] = os.environ) -> 
 
 
 def coloured(stream: TextIO) -> Console:
-    """Return a console that writes colours to `stream`, and the text as it is given to it."""
+    """Return a console that writes colours to `stream`, with the text unchanged."""
     from rich.console import Console
 
     return Console(

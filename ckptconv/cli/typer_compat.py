@@ -19,10 +19,10 @@ WRONG_USAGE: type[Any] = typer.BadParameter.__bases__[0]
 
 
 class _Words:
-    """A type of parameter that leaves words of the command line, and defaults, unchanged.
+    """Accepts words of the command line, and defaults, unchanged.
 
-    typer has pydantic check each value, and the import of pydantic takes as long as all else before a conversion
-    begins. Options parse and check their words themselves.
+    typer lets pydantic check each value, and importing pydantic takes as long as all other work before a
+    conversion begins. Options parse and check their words themselves.
     """
 
     def __init__(self, parameter: Any) -> None:
@@ -45,11 +45,11 @@ def _check_given(given: Sequence[Any], args: Sequence[str], flags: set[str]) -> 
             continue
         flag, times = option.opts[0], given.count(option)
         for word in flags.intersection(word for name, word in itertools.pairwise(args) if name in option.opts):
-            needed = f"{flag} needs {option.metavar or 'a value'}, and {word} is an option."
-            raise UsageError(needed, f"If {word} is its value, give {flag}={word}.")
+            needed = f"{flag} needs {option.metavar or 'a value'}, but {word} is an option."
+            raise UsageError(needed, f"If {word} is the value, give {flag}={word}.")
         if times > 1 and not option.multiple:
-            hint = "For several parts, give --include 'KEY.*' for each." if flag == "--key" else "Give it once."
-            hint = "Give one prefix, or --rename '^PREFIX=' for each." if flag == "--strip-prefix" else hint
+            hint = "To select several subtrees, repeat --include 'KEY.*'." if flag == "--key" else "Give it once."
+            hint = "Give one prefix, or repeat --rename '^PREFIX='." if flag == "--strip-prefix" else hint
             raise UsageError(f"{flag} is given {times} times, but takes one value.", hint)
 
 
@@ -70,8 +70,8 @@ class App(typer.Typer):
             return self.made(*arguments[:1])(arguments, **settings)
 
     def made(self, name: str = "", *words: str) -> Any:
-        """Return the program with the command `name`, or with all commands if none has that name. If `words` follow it,
-        the command has only the options that they need; else all of its options."""
+        """Return the program with the command `name`, or with all commands if that is unknown. With `words` after it,
+        the command has only the options that these need; else all of its options."""
         program = copy.copy(self)
         program.registered_commands, program.registered_groups = [], []
         places = {name: self._commands[name]} if name in self._commands else self._commands

@@ -49,7 +49,7 @@ class Tally:
             warnings[became] = {
                 "infinite": f"{values} too large for {dtype} and became infinite, in {where}.",
                 "zero": f"{values} too small for {dtype} and became zero, in {where}.",
-                "nan": f"{values} NaN after the inputs were added up, in {where}; `ckptconv inspect --stats` finds the "
+                "nan": f"{values} NaN after the inputs were added, in {where}; `ckptconv inspect --stats` finds the "
                 "inputs that have NaN.",
             }[became]
         return warnings

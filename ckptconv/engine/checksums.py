@@ -161,7 +161,7 @@ def _damaged(used: _Used, plans: Iterable[Plan]) -> CorruptError:
     tensors = some(names, _NAMED, repr) or "a tensor"
     return CorruptError(
         f"{file.path}: the data of {tensors} has changed since it was written: the CRC-32 of bytes "
-        f"{record.offset} to {record.offset + record.size} is {used.spans[0].crc:08x}, and the archive records "
+        f"{record.offset} to {record.offset + record.size} is {used.spans[0].crc:08x}, but the archive records "
         f"{record.crc:08x}.",
         "Copy or download the file again.",
     )

@@ -32,7 +32,7 @@ class FileBytes:
         parts: list[Literal | Data] = []
         for part in file.parts:
             if not isinstance(part, (Literal, Data)):
-                raise ValueError(f"{file.name}: a {type(part).__name__} depends on all of the file")
+                raise ValueError(f"{file.name}: a {type(part).__name__} depends on the whole file")
             if part.nbytes:
                 parts.append(part)
         self.name, self.size = file.name, file.size

@@ -80,7 +80,7 @@ def tasks(file: FilePlan, unit: int, positioned: bool, tile: int = 0, several: b
     new = tuple.__new__  # as Piece does
     for part in file.parts:
         if part.offset != at:
-            raise ValueError(f"{file.name}: a part begins at {part.offset}, and the one before ends at {at}")
+            raise ValueError(f"{file.name}: a part begins at {part.offset}, but the previous part ends at {at}")
         if type(part) is not Data:
             size, shape = part.nbytes, None
         elif part.tensor.shape is not shape or part.tensor.dtype is not dtype:
@@ -151,7 +151,7 @@ def tasks(file: FilePlan, unit: int, positioned: bool, tile: int = 0, several: b
         for block in row_blocks(group, unit):
             yield RowBlock([Piece(*piece) for piece in block])
     if at != file.size:
-        raise ValueError(f"{file.name}: its parts end at {at}, and its size is {file.size}")
+        raise ValueError(f"{file.name}: its parts end at {at}, but its size is {file.size}")
 
 
 # Parts of which many fit into a window.

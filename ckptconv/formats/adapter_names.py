@@ -52,8 +52,8 @@ def other_program(path: str, names: Mapping[str, object]) -> CkptconvError | Non
         name = next((name for name in names if name.startswith(begins) and any(part in name for part in holds)), "")
         if name:
             return UnsupportedError(
-                f"{path} is an adapter of {program}, as its names show ({brief(name)}); only adapters of PEFT can be "
-                "merged.",
-                f"It can be read by {readers}.",
+                f"{path} is an adapter of {program}, as its tensor names show ({brief(name)}); only adapters of PEFT "
+                "can be merged.",
+                f"These read it: {readers}.",
             )
     return None

@@ -28,7 +28,7 @@ from ckptconv.storage.paths import basename
 from ckptconv.storage.reading import Entry
 from ckptconv.structure.record import ALONE_KEY
 
-_HOW = "Or convert this file alone with --alone."
+_HOW = "To convert only this file, use --alone."
 # Names with numbers, as patterns that are compiled when a name with a number comes.
 # A file of a set with an index. In diffusers, the variant, such as fp16, stands before or after the numbers.
 OF_INDEX = rf".*{NUMBERED}(?:\.[\w-]+)?(?:{'|'.join(map(re.escape, (*TORCH_SUFFIXES, SUFFIX)))})"
@@ -70,9 +70,9 @@ def marked(place: Location, source: Source, file: LoneFile | None, groups: Itera
     described = f"{file.place} {kind.called}"
     if alone:
         remarks = {**source.remarks, ALONE_KEY: "true"}
-        return source._replace(notes=[*source.notes, f"{described} It was converted alone."], remarks=remarks)
+        return source._replace(notes=[*source.notes, f"{described} Only this file was converted."], remarks=remarks)
     if ALONE_KEY in source.remarks:
-        return source._replace(notes=[*source.notes, f"{file.place} was made with --alone from one file of a set."])
+        return source._replace(notes=[*source.notes, f"{file.place} was converted from one file of a set (--alone)."])
     above = file.place
     for _ in range(kind.up):
         above = above.parent
@@ -136,7 +136,7 @@ def _of_xla(file: LoneFile) -> bool:
 # The kinds that no format reads.
 LONE = (
     LoneKind(
-        "is one file of a sharded set: its tensors are complete, but other files hold the rest of the model.",
+        "is one file of a sharded set: its tensors are complete, but other files contain the rest of the model.",
         "Give the directory of the set, {}, or its index.",
         lambda file: is_numbered(file.place, OF_INDEX),
         error=OfSetError,
@@ -146,11 +146,13 @@ LONE = (
         is_written=True,
     ),
     LoneKind(
-        "belongs to one of several ranks of torch_xla's FSDP.", "Join them with its consolidate_sharded_ckpts.", _of_xla
+        "belongs to one of several ranks of torch_xla's FSDP.",
+        "Use its consolidate_sharded_ckpts.",
+        _of_xla,
     ),
     LoneKind(
         "belongs to one of several ranks.",
-        "The files do not say how to join them; use the program that wrote them.",
+        "The files do not record how to join them; use the program that wrote the files.",
         lambda file: is_numbered(file.place, *_NUMBERED),
     ),
 )

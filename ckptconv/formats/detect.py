@@ -68,7 +68,7 @@ def open_source(
     """
     path = os.fspath(path)
     if not path:
-        raise UsageError("The input's name is empty.", UNSET)
+        raise UsageError("The path of the input is empty.", UNSET)
     reached = dict(storage_options or {})
     reaching: dict[str, Any] = {"inert": inert, "spool_dir": spool_dir, "storage_options": storage_options}
     path, feature_options = placed(path, {**feature_options, "recorded": recorded}, reaching)
@@ -86,7 +86,7 @@ def open_source(
         place = known or Location(path, reached)
         chosen, guess = choose(Probe(place, family))
         source = _joined(place, chosen.read(guess.place or place, wanted), wanted)
-        if alone or (source.family in (TORCH, model_files.SAFETENSORS) and len(source.inputs) == 1):
+        if alone or (source.family in (TORCH, model_files.SAFETENSORS) and len(source.shards) < 2):
             source = _marked(guess.place or place, source, alone)
         source = _with_optimizer(source, guess.place or place, wanted)
     if stores.is_repository(path):
@@ -162,7 +162,7 @@ def _with_states(source: Source, how: str, *asked: Any) -> Source:
         return with_states
     if source.optimizer is not None:
         return source
-    message = f"{NOT_CONVERTED}an optimizer's states: to find them"
+    message = f"{NOT_CONVERTED}the optimizer states: to find them"
     error = lacking(message, STATES, "Convert only the weights.", UnsupportedError)
     of_states = source.of_states._replace(error=error)
     return source._replace(of_states=of_states, notes=[*source.notes, error.message])

@@ -11,7 +11,7 @@ from ckptconv.storage.location import Location
 
 # Options that select a part or tensors: without their effect, others than the wanted ones would be converted.
 _SELECTING = ("--tag", "--exclude-frozen-parameters", "--master", "--unstack")
-_OTHERWISE = "Leave it out, or convert the checkpoint that it is for by itself first."
+_OTHERWISE = "Leave it out, or first convert the checkpoint that it applies to separately."
 
 
 def warned(source: Source, place: Location, called: str, wanted: Wanted) -> Source:
@@ -36,6 +36,6 @@ def warned(source: Source, place: Location, called: str, wanted: Wanted) -> Sour
             where = f": {step}" if step.kind == "directory" else ", or leave --tag out."
             hint = f"Give the directory of the step{where}"
         elif option == "--unstack" and not missing("map"):
-            hint = "Leave it out, or give a map, which may name each layer: ckptconv maps lists them, for --map."
+            hint = "Leave it out, or use --map: a map may name each layer, and ckptconv maps lists the maps."
         raise UsageError(idle[option], hint)
     return source._replace(warnings=[*source.warnings, *idle.values()])

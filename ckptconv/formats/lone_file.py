@@ -25,12 +25,12 @@ class LoneFile(NamedTuple):
     @classmethod
     def of(cls, place: Location, source: Source) -> LoneFile | None:
         """Return the file that was read as `source`; None if there are several, a complete set, or no weights."""
-        is_set = len(source.inputs) != 1 or any(basename(path) not in TORCH_MODELS for path in source.shards)
+        of_data = [name for name in source.inputs if not name.endswith(".json")]
+        is_set = len(of_data) > 1 or any(basename(path) not in TORCH_MODELS for path in source.shards)
         if is_set or source.family not in (TORCH, SAFETENSORS) or source.weights_error:
             return None
         if place.kind == "directory":
-            path = next(iter(source.files.records), "")
-            place = place.at(path) if path else place.join(next(iter(source.inputs)))
+            place = place.at(path) if (path := next(iter(source.files.records), "")) else place.join(of_data[0])
         return cls(place, source.weights, source.metadata, source.pieces is not None)
 
     @property

@@ -25,12 +25,7 @@ INDEX_SUFFIX = f"{SUFFIX}{INDEX}"
 # Indexes of other programs' files, which stand next to those of torch in repositories of the hub.
 _FOREIGN = tuple(f"{suffix}{INDEX}" for suffix in (SUFFIX, ".h5", ".msgpack"))
 # Models of torch in one file: those of transformers, of diffusers, and of open_clip; and PEFT's adapters.
-TORCH_MODELS = (
-    "pytorch_model.bin",
-    "diffusion_pytorch_model.bin",
-    "open_clip_pytorch_model.bin",
-    "adapter_model.bin",
-)
+TORCH_MODELS = ("pytorch_model.bin", "diffusion_pytorch_model.bin", "open_clip_pytorch_model.bin", "adapter_model.bin")
 # The optimizer next to a model of one file or set, as transformers' Trainer and accelerate save it.
 OPTIMIZERS = ("optimizer.pt", "optimizer.bin")
 # The longest header of a safetensors file, in bytes; and the key of the metadata in it.

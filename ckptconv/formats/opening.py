@@ -37,11 +37,7 @@ def opened(
 
 
 def all_opened(
-    origin: str | os.PathLike[str] | Source,
-    options: Options,
-    holds: Collection[str],
-    *,
-    recorded: Any = None,
+    origin: str | os.PathLike[str] | Source, options: Options, holds: Collection[str], *, recorded: Any = None
 ) -> list[Source]:
     """Open `origin` with all contents (`Kind.holds`) that its outputs need. Return one source, with `per_rank` one for
     each tensor-parallel rank, or those of a pipeline of diffusers.

@@ -88,9 +88,9 @@ def locate(directory: Location) -> Location | None:
                 import_module(module).check_directory(directory, names_of_kind)
             is_set = all(re.search(rf"{NUMBERED}{re.escape(SUFFIX)}$", name) for name in names_of_kind)
             raise UsageError(
-                f"{directory} holds several safetensors files, but no index of the files that belong together: "
+                f"{directory} contains several safetensors files, but no index that lists the files of one checkpoint: "
                 f"{some(names_of_kind)}.",
-                f"Copy or download their index too, such as model{INDEX_SUFFIX}; or convert one of them with --alone."
+                f"Copy or download the index too, such as model{INDEX_SUFFIX}; or convert one of them with --alone."
                 if is_set
                 else "Give one of them.",
             )
@@ -106,8 +106,7 @@ def read(place: Location, wanted: Wanted | None = None) -> Source:
     given_place = place
     warnings: list[str] = []
     if place.kind == "directory":
-        located = locate(place)
-        if located is None:
+        if (located := locate(place)) is None:
             raise UsageError(f"{place} is a directory without safetensors files.")
         place = located
     if place.path.endswith(INDEX_SUFFIX):
@@ -120,7 +119,7 @@ def read(place: Location, wanted: Wanted | None = None) -> Source:
         found_set = _read_single(place)
         beside = place.name == f"model{SUFFIX}" or given_place != place
     if found_set.record is None and beside:
-        found_set.record, found_set.record_path = _record_beside(place.parent if place == given_place else given_place)
+        _add_record(found_set, place.parent if place == given_place else given_place)
     return source_of(given_place, found_set, warnings, wanted or Wanted())
 
 
@@ -172,7 +171,7 @@ def source_of(place: Location, content: TensorFiles, warnings: list[str], wanted
         stored=StoredTensors(flat, aliases, content.record) if content.record is not None else None,
         facts={
             "size": content.size,
-            "files": len(content.inputs),
+            "files": len(content.shards) or 1,
             "structure record": content.record is not None,
             **({parted.called(quantized): len(quantized)} if quantized else {}),
             **({"metadata": shown} if shown else {}),
@@ -248,19 +247,18 @@ def _read_set(place: Location, warnings: list[str]) -> TensorFiles:
     index = read_index(place)
     if index is None:
         raise CorruptError(f"{place} is not an index: it has no weight_map from tensor names to file names.")
-    files, metadata = index.weight_map, index.metadata
     wanted: dict[str, dict[str, None]] = {}
-    for tensor, name in files.items():
+    for tensor, name in index.weight_map.items():
         wanted.setdefault(name, {})[tensor] = None
     names = sorted(wanted)
     entries = entries_of(place.parent, names)
     missing = [name for name, entry in entries.items() if entry.kind != "file"]
     if missing:
         raise CorruptError(
-            f"{place} names {len(names)} files, of which {len(missing)} cannot be found: {some(missing)}.",
+            f"{place} lists {len(names)} files, of which {len(missing)} cannot be found: {some(missing)}.",
             "Copy or download them too.",
         )
-    content = TensorFiles(place.path, index.size)
+    content = TensorFiles(place.path, index.identity.file.size)
     content.shards = [place.parent.join(name).path for name in names]
     differing: dict[str, None] = {}
     members = {name: place.parent.at(entry.file) for name, entry in entries.items()}
@@ -286,28 +284,29 @@ def _read_set(place: Location, warnings: list[str]) -> TensorFiles:
         warnings.append(
             f"{place}: the metadata of its files differs in {some(differing)}; the metadata of the last file is used."
         )
-    content.metadata.update({key: value for key, value in metadata.items() if type(value) is str})
+    content.inputs[place.name] = index.identity
+    content.metadata.update({key: value for key, value in index.metadata.items() if type(value) is str})
     return content
 
 
 def _check_contents(path: str, index: str, tensors: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     lacking = sorted(wanted.keys() - tensors.keys())
     if lacking:
-        raise damaged(f"{path} lacks {_tensors(lacking)} that {basename(index)} says it holds: {some(lacking)}.")
+        raise damaged(f"{path} lacks {_tensors(lacking)} that {basename(index)} lists for it: {some(lacking)}.")
     extra = sorted(tensors.keys() - wanted.keys())
     if extra:
         raise CorruptError(
-            f"{path} holds {_tensors(extra)} that {basename(index)} does not say it holds: {some(extra)}.",
-            "The index is of another version of these files.",
+            f"{path} contains {_tensors(extra)} that {basename(index)} does not list for it: {some(extra)}.",
+            "The index belongs to another version of these files.",
         )
 
 
-def _record_beside(directory: Location) -> tuple[str | None, str]:
-    """Return the structure record that is stored as a file in `directory`, and its path."""
+def _add_record(content: TensorFiles, directory: Location) -> None:
+    """Add the structure record that is stored as a file in `directory`, if there is one."""
     beside = directory.join(FILE_NAME)
-    if beside.kind != "file":
-        return None, ""
-    return beside.read_text(MAX_RECORD), beside.path
+    if beside.kind == "file":
+        content.record, content.record_path = beside.read_text(MAX_RECORD), beside.path
+        content.inputs[FILE_NAME] = Input.stamped(beside.entry.file)
 
 
 # ----------------------------------------------------------------------------------------------------------- headers
@@ -381,9 +380,9 @@ def described(raw: bytes, path: str) -> tuple[list[_Place], dict[str, str]]:
             for name, entry in members.items():
                 places.append(_place(path, name, entry, kinds))
             if len(places) > MAX_TENSORS:
-                raise LimitError(f"{path} describes more than {MAX_TENSORS} tensors, the limit.")
+                raise LimitError(f"{path} describes more than {MAX_TENSORS} tensors, which is the limit.")
     except ValueError as error:
-        raise _corrupt(path, f"in its header: {error}") from None
+        raise _corrupt(path, f"its header is invalid: {error}") from None
     return places, metadata or {}
 
 
@@ -406,13 +405,13 @@ def _raw_header(reader: Reader, base: int, stop: int, first: int) -> tuple[bytes
         raise _corrupt(path, f"it has {size} bytes, too few for the length of a header")
     if length > MAX_HEADER:
         raise LimitError(
-            f"{path} is not a valid safetensors file: it begins with {head[:16]!r}, which means a header of {length} "
-            f"bytes; at most {MAX_HEADER} are allowed."
+            f"{path} is not a valid safetensors file: it begins with {head[:16]!r}, and so declares a header of "
+            f"{length} bytes; at most {MAX_HEADER} are allowed."
         )
     if length > size - 8:
-        raise _corrupt(path, f"its header of {length} bytes goes beyond its {size} bytes")
+        raise _corrupt(path, f"its header of {length} bytes extends beyond its {size} bytes")
     if head[8:9] != b"{":
-        raise _corrupt(path, f"its header begins with {head[8:24]!r}, not with an object")
+        raise _corrupt(path, f"its header begins with {head[8:24]!r}, not with a JSON object")
     if len(head) < 8 + length:
         # Read it again, as one piece: joining the parts would hold a large header in memory twice.
         return reader.read_at(base + 8, length), len(head) + length
@@ -431,11 +430,11 @@ def _place(path: str, name: str, entry: Any, kinds: _Kinds) -> _Place:
     for value in more:
         _check_skipped(path, value)
     if len(offsets) != 2 or not _are_counts(offsets):
-        raise _corrupt(path, f"{quoted(name)} has data_offsets that are not two counts")
+        raise _corrupt(path, f"{quoted(name)} has data_offsets that are not two non-negative integers")
     if type(code) is not str:
         raise _corrupt(path, f"{quoted(name)} has a dtype that is not text")
     if not _are_counts(stated_shape):
-        raise _corrupt(path, f"{quoted(name)} has a shape that is not a list of counts")
+        raise _corrupt(path, f"{quoted(name)} has a shape that is not a list of non-negative integers")
     key = code, tuple(stated_shape)
     kind = kinds.get(key)
     if kind is None:
@@ -445,7 +444,7 @@ def _place(path: str, name: str, entry: Any, kinds: _Kinds) -> _Place:
     begin, stop = offsets
     if stop - begin != nbytes:
         expected = f"{code} of shape {_brief(stated_shape)}"
-        raise _corrupt(path, f"{quoted(name)} has {stop - begin} bytes, but {expected} has {nbytes}")
+        raise _corrupt(path, f"{quoted(name)} has {stop - begin} bytes, but {expected} requires {nbytes}")
     return _Place(begin, stop, name, dtype, shape)
 
 
@@ -463,11 +462,11 @@ def tensors_of(places: list[_Place], file: File, start: int, limit: int | None =
         if begin != at:
             kind = "overlaps the tensor before it" if begin < at else "leaves a hole before it"
             raise _corrupt(
-                file.path, f"{quoted(name)} begins at byte {begin} of the data, which {kind}: expected byte {at}"
+                file.path, f"{quoted(name)} begins at byte {begin} of the data and {kind}: byte {at} was expected"
             )
         if stop > end:
             raise _truncated(
-                file.path, f"{quoted(name)} ends at byte {stop} of the data, which has {end}: it was cut short"
+                file.path, f"{quoted(name)} ends at byte {stop} of the data, but it has {end} bytes: it was cut short"
             )
         steps = strides.get(shape)
         if steps is None:
@@ -475,7 +474,7 @@ def tensors_of(places: list[_Place], file: File, start: int, limit: int | None =
         tensors[name] = Stored(file, start + begin, dtype, shape, steps)
         at = stop
     if at != end:
-        raise _corrupt(file.path, f"its tensors end at byte {at} of the data, which has {end}")
+        raise _corrupt(file.path, f"its tensors end at byte {at} of the data, but the data has {end} bytes")
     return tensors
 
 
@@ -497,14 +496,14 @@ def _shape(path: str, name: str, shape: list[int], dtype: DType) -> tuple[tuple[
     for extent in shape:
         reach *= max(extent, 1)
         if reach >= _MOST:
-            raise _corrupt(path, f"{quoted(name)} has a shape of more elements than can be counted: {_brief(shape)}")
+            raise _corrupt(path, f"{quoted(name)} has a shape with too many elements: {_brief(shape)}")
     numel = math.prod(shape)
     if dtype.code == "F4":
         if numel % 2:
-            raise _corrupt(path, f"{quoted(name)} has {numel} elements of four bits, which are not whole bytes")
+            raise _corrupt(path, f"{quoted(name)} has {numel} elements of four bits, which do not fill whole bytes")
         if shape[-1] % 2:
             raise UnsupportedError(
-                f"{path}: {quoted(name)} has rows of {shape[-1]} elements of four bits, which torch cannot hold."
+                f"{path}: {quoted(name)} has rows of {shape[-1]} elements of four bits, which torch cannot store."
             )
         shape, numel = [*shape[:-1], shape[-1] // 2], numel // 2
     return tuple(shape), numel * dtype.itemsize
@@ -537,7 +536,7 @@ def _check_skipped(path: str, value: Any) -> None:
         if not inner:
             return
         level = list(itertools.chain.from_iterable(inner))
-    raise _corrupt(path, f"a tensor in its header has something nested more than {_LEVELS} levels deep")
+    raise _corrupt(path, f"the entry of a tensor in its header is nested more than {_LEVELS} levels deep")
 
 
 # The direct children of a list or an object.

@@ -18,11 +18,7 @@ from ckptconv.text import parse_path
 
 # The beginnings of the names of a model's files: those of most programs, open_clip, diffusers and PEFT's adapters.
 MODEL, ADAPTER, OPEN_CLIP = "model", "adapter_model", "open_clip_model"
-_STEMS = {
-    "diffusion_pytorch_model": "diffusion_pytorch_model",
-    "open_clip_": OPEN_CLIP,
-    "adapter_": ADAPTER,
-}
+_STEMS = {"diffusion_pytorch_model": "diffusion_pytorch_model", "open_clip_": OPEN_CLIP, "adapter_": ADAPTER}
 STEMS = (MODEL, *_STEMS.values())
 # Configurations beside weights: a model's, and PEFT's of an adapter.
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
@@ -368,7 +364,7 @@ class Source(_Fields):
         if not prefix or (prefix == WRAPPERS[-1] and is_own):
             return []
         under, how = (f" under {key}", f"--key {key} --strip-prefix") if key else ("", "--strip-prefix")
-        return [f"Every name{under} begins with {prefix!r}, the prefix of a model wrapper; {how} {prefix} removes it."]
+        return [f"Every name{under} begins with {prefix!r}, a model wrapper's prefix; {how} {prefix} removes it."]
 
     def tree(self, key: str) -> Any:
         """Return the tree that holds the value under `key`: the weights, or a larger one."""

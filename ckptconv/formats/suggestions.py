@@ -5,11 +5,14 @@ from __future__ import annotations
 import difflib
 import glob
 import os
+import re
 import shlex
 
 from ckptconv.errors import CkptconvError
 from ckptconv.formats.format import LIKELY, Probe, surest
+from ckptconv.formats.model_files import SUFFIX, TORCH_MODELS
 from ckptconv.formats.registered import FORMATS, reader_of
+from ckptconv.formats.source import STEMS
 from ckptconv.options.registered import several
 from ckptconv.storage import stores
 from ckptconv.storage.handles import HIDDEN
@@ -25,21 +28,21 @@ def within(place: Location) -> str:
     """Return a sentence on the content of a directory without a checkpoint, and on what to do."""
     names = sorted(name for name in place.names if not name.startswith("."))
     if not place.names:
-        return "Its server lists no files in it." if is_quoted(place.path) else "It is empty."
+        return "Its server does not list the files in it." if is_quoted(place.path) else "It is empty."
     if pipeline := reader_of(place):
         return str(pipeline.hint(place))
     checkpoints = [str(place.join(name)) for name in names[:_LOOKED_AT] if is_checkpoint(place.join(name))]
     if len(checkpoints) > 1:
         words = " ".join(map(shlex.quote, checkpoints)) if len(checkpoints) <= _FEW else "INPUT..."
         return (
-            f"It holds several: {some(checkpoints, _FEW, str)}. Give one of them"
-            f"{several(', or convert several: {}', words) or '.'}"
+            f"It contains several: {some(checkpoints, _FEW, str)}. Give one of them"
+            f"{several('; to convert several: {}', words) or '.'}"
         )
     if checkpoints:
-        return f"Give the checkpoint in it: {checkpoints[0]}"
+        return f"Give the checkpoint in this directory: {checkpoints[0]}"
     if all(name.startswith(HIDDEN) for name in place.names):
-        return "It holds an unfinished conversion: run its command again to continue it, or delete the directory."
-    return f"Give a file, or the directory of the checkpoint. It holds {some(sorted(place.names), form=str)}."
+        return "It contains an unfinished conversion: repeat its command to continue, or delete the directory."
+    return f"Give a file, or the directory of the checkpoint. It contains {some(sorted(place.names), form=str)}."
 
 
 def is_checkpoint(place: Location) -> bool:
@@ -62,17 +65,23 @@ def nearby(place: Location) -> str:
         return f"The shell did not expand the ~. Did you mean {os.path.expanduser(path)}?"
     if glob.has_magic(path) and not is_remote(path):
         if not (matches := sorted(glob.glob(path))):
-            return "The shell found no match for the pattern, and passed it unchanged."
-        return f"The shell did not expand it; without quotes it would match {some(matches, form=str)}."
+            return "The shell found no match for the pattern, and passed the pattern unchanged."
+        return f"The shell did not expand the pattern; without quotes, it would match {some(matches, form=str)}."
     scheme, colon, path_in_store = path.partition(":")
     if colon and (scheme in stores.STORES or path_in_store[:1] == "/") and scheme.isalnum() and "://" not in path:
         return f"Did you mean {scheme}://{path_in_store.lstrip('/')}?"
     if is_remote(path) or place.parent.kind != "directory":
         return stores.hint(path, place.options)
+    stem, suffix = os.path.splitext(place.name)
+    if place.name in (*TORCH_MODELS, *(f"{stem}{SUFFIX}" for stem in STEMS)) and is_checkpoint(place.parent):
+        return f"The weights next to it have other names: give the directory {place.parent} itself."
+    begun = re.compile(rf"{re.escape(stem)}(\D.*{re.escape(suffix)}|\.(bin|ckpt|pth?|safetensors))", re.DOTALL)
+    if stem and len(near := [name for name in place.parent.names if begun.fullmatch(name)]) == 1:
+        return f"Did you mean {os.path.join(os.path.dirname(path), near[0])}?"
     names = {name.lower(): name for name in place.parent.names}
     close = difflib.get_close_matches(place.name.lower(), list(names), n=1, cutoff=0.8)
     if not close:
         steps = sorted((name for name in names if name.isdigit() and place.name.isdigit()), key=int)
-        other = f"Its directory holds {some(steps, form=str)}." if steps else ""
+        other = f"Its directory contains {some(steps, form=str)}." if steps else ""
         return other if "/" in path else other or stores.hint(path, place.options)
     return f"Did you mean {os.path.join(os.path.dirname(path), names[close[0]])}?"

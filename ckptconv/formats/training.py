@@ -34,13 +34,13 @@ def model_alone(source: Source, options: Options) -> Source:
     chosen = weights_key(tree) or (nested[0] if len(nested) == 1 and not _has_tensors(tree) else "")
     if not chosen:
         raise UsageError(
-            f"{source.path} holds tensors under {some(nested)}, and it is not clear which are the model.",
-            "Select the model with --key; . is everything.",
+            f"{source.path} contains tensors under {some(nested)}, but it is not clear which is the model.",
+            "Select the model with --key; --key . takes everything.",
         )
     if any(map(is_optimizer, (tree, subtree(tree, chosen)))):
         raise UsageError(
-            f"{source.path} holds the states of an optimizer, and no weights.",
-            "Give the checkpoint of the model; without --for-hub, the states are converted.",
+            f"{source.path} contains optimizer states, but no weights.",
+            "Give the checkpoint of the model. To convert the states, leave out --for-hub.",
         )
     left = [str(name) for name in tree if name != chosen.partition(".")[0]]
     notes = [f"took {chosen}; left out: {some(left, len(left), str)}" if left else f"took {chosen}"]

@@ -5,9 +5,11 @@ Source: huggingface_hub's `serialization/_base.py`: {"metadata": {"total_size": 
 
 from __future__ import annotations
 
+import zlib
 from typing import Any, NamedTuple
 
 from ckptconv.errors import damaged
+from ckptconv.plan import Input
 from ckptconv.storage import strict_json
 from ckptconv.storage.inside import check_inside
 from ckptconv.storage.location import Location
@@ -17,12 +19,12 @@ _MOST = 128 << 20
 
 
 class Index(NamedTuple):
-    """An index: {tensor: file}; its metadata; the names of its JSON members; its size in bytes."""
+    """An index: {tensor: file}; its metadata; the names of its JSON members; its entry of `Source.inputs`."""
 
     weight_map: dict[str, str]
     metadata: dict[str, Any]
     members: frozenset[str]
-    size: int
+    identity: Input
 
 
 def read_index(place: Location) -> Index | None:
@@ -34,7 +36,7 @@ def read_index(place: Location) -> Index | None:
     try:
         index = strict_json.parse(text)
     except ValueError as error:
-        raise damaged(f"{place} is not a sound index: {error}.") from None
+        raise damaged(f"{place} is not a valid index: {error}.") from None
     weight_map, metadata = (index.get("weight_map"), index.get("metadata")) if type(index) is dict else (None, None)
     metadata = {} if metadata is None else metadata
     if type(weight_map) is not dict or type(metadata) is not dict:
@@ -47,4 +49,5 @@ def read_index(place: Location) -> Index | None:
         weight_map[tensor] = files.setdefault(file, file)
     for name in files:
         check_inside(name, place.path, place.parent.path)
-    return Index(weight_map, metadata, frozenset(index), len(text.encode()))
+    content = (len(text.encode()), zlib.crc32(text.encode()))
+    return Index(weight_map, metadata, frozenset(index), Input(place.entry.file, content))

@@ -6,10 +6,4 @@ In: what a caller gave, from Python, the command line, the environment or a mani
 from __future__ import annotations
 
 # The groups of the help, in order.
-GROUPS = (TAKE, NAMING, OUTPUT, RUNNING, REPORTING) = (
-    "Input",
-    "Names and types",
-    "Output",
-    "Running",
-    "Reporting",
-)
+GROUPS = (TAKE, NAMING, OUTPUT, RUNNING, REPORTING) = ("Input", "Names and types", "Output", "Running", "Reporting")

@@ -40,7 +40,7 @@ def tables() -> dict[str, tuple[Mapping[str, Option], str]]:
 
 
 def __getattr__(name: str) -> Any:
-    """Return the type of one call's options, for programs that name it outside of annotations."""
+    """Create the type of one call's options, for programs that use it outside of annotations."""
     if name not in (*TABLES, *FEATURES):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     options, docstring = tables()[name]

@@ -66,23 +66,23 @@ class _Sharding(TypedDict, total=False):
     """Convert, Average, Inspect, Merge, Patch, Rows, Verify."""
 
     max_shard_size: int | str | None
-    """Split the output into files with at most SIZE of tensors, such as 5GB or 2GiB. Default: 5GB for distributed
-    checkpoints, else files as the input has them."""
+    """Split the output into files of at most SIZE bytes of tensors, such as 5GB or 2GiB. Default: 5GB for distributed
+    checkpoints, else the files of the input."""
 
 
 class _Casting(TypedDict, total=False):
     """Convert, Average, Distributed, Load, Merge, Patch, Rows, Verify."""
 
     dtype: DTypeName | TorchDType | None
-    """Cast floating-point tensors to float32, bfloat16 or float16 (or fp32, bf16, fp16); keep leaves them as they are.
-    Default: float32 for a DeepSpeed checkpoint, else keep."""
+    """Cast floating-point tensors to float32, bfloat16 or float16 (or fp32, bf16, fp16); keep does not cast. Default:
+    float32 for a DeepSpeed checkpoint, else keep."""
 
 
 class _Choosing(TypedDict, total=False):
     """Convert, Average, Diff, Distributed, Inspect, Load, Merge, Open, Patch, Rows, Verify."""
 
     key: str | None
-    """Take only this subtree, such as state_dict or optimizer.state; . is everything."""
+    """Take only this subtree, such as state_dict or optimizer.state; . takes everything."""
 
     tag: str | None
     """The tag (step) of a DeepSpeed run. Default: the one in `latest`."""
@@ -121,12 +121,12 @@ class _Tied(TypedDict, total=False):
     """Compute a digest of every file and tensor, for the manifest."""
 
     for_hub: bool
-    """Write a model to publish: only the weights, which are found without --key, with config.json, tokenizer and
-    similar files, without structure record and manifest."""
+    """Write a model to publish: only the weights (found without --key), config.json, tokenizer and similar files; no
+    structure record and no manifest."""
 
     opaque: Literal["keep", "drop"] | None
-    """Write (keep) or leave out (drop) objects of classes that are not known to be plain data. Default: safetensors
-    keep them, .pt is refused."""
+    """Write (keep) or leave out (drop) objects of classes that are not known to be plain data. Default: keep for
+    safetensors; an error for .pt."""
 
     drop_opaque: bool
     """The same as --opaque drop."""
@@ -145,7 +145,7 @@ class _Tied(TypedDict, total=False):
     """Do not quantize tensors whose names match, such as '*.down_proj.*'; repeatable."""
 
     chunks: int | str | None
-    """Cut every tensor into N parts along its first dimension, as N ranks save it, each rank into its own files."""
+    """Split every tensor into N parts along its first dimension, in separate files, as N ranks save it."""
 
     part: tuple[int, int] | list[int] | str | None
     """Convert part I (from 0) of N, and leave it staged for `finish`. With auto, I and N come from the environment of
@@ -163,7 +163,7 @@ class _Structure(TypedDict, total=False):
     """Convert, Average, Merge, Open, Rows, Verify."""
 
     structure: bool
-    """False: Write only tensors: no structure record, and so no other values of the checkpoint."""
+    """False: Write only tensors, without the structure record and the other values in it."""
 
     like: str | os.PathLike[str] | None
     """Give the output the names, files and dtypes of the checkpoint REF, with its config.json and tokenizer. Missing
@@ -182,12 +182,12 @@ class _Naming(TypedDict, total=False):
     """Convert, Rows, Verify."""
 
     to: OutputName | None
-    """The kind of output, where the name of OUTPUT does not say it: safetensors, pt, universal, dcp, dcp-hf,
-    accelerate, torch-checkpointing, megatron, megatron-te or megatron-fsdp. pt is a file for torch.load, and
-    DeepSpeed resumes from universal. Those of torch.distributed.checkpoint are .distcp files (dcp), the safetensors
-    shards of its HuggingFaceStorageWriter (dcp-hf), the two that accelerate and the Trainer of transformers load
-    with FSDP2 (accelerate), a torch_checkpointing step, or one of Megatron-core (megatron). Default: from the name
-    of OUTPUT."""
+    """The kind of output, if the name of OUTPUT does not specify it: safetensors, pt, universal, dcp, dcp-hf,
+    accelerate, torch-checkpointing, megatron, megatron-te or megatron-fsdp. pt is a file for torch.load; DeepSpeed
+    resumes from universal. For torch.distributed.checkpoint: .distcp files (dcp), the safetensors shards of its
+    HuggingFaceStorageWriter (dcp-hf), the two checkpoints that accelerate and the Trainer load with FSDP2
+    (accelerate), a torch_checkpointing step, or a step of Megatron-core (megatron). Default: from the name of
+    OUTPUT."""
 
     per_rank: bool
     """Write one output per tensor-parallel rank: OUTPUT/mp_rank_NN/."""
@@ -200,7 +200,7 @@ class _Naming(TypedDict, total=False):
     own stage."""
 
     fresh_optimizer: bool
-    """Start the universal checkpoint with zero moments at step 0, whatever INPUT holds."""
+    """Start the universal checkpoint with zero moments at step 0, without the states of INPUT."""
 
     last_good: bool
     """INPUT is a run. Convert its last step that is whole and marked as complete."""
@@ -210,25 +210,25 @@ class _ReadingStates(TypedDict, total=False):
     """Convert, Distributed, Rows."""
 
     states: str | os.PathLike[str] | None
-    """Also write optimizer states, in a checkpoint of torch.distributed.checkpoint (--to dcp and the like), from PATH:
-    the --optimizer output of another conversion, or a checkpoint with states, such as INPUT itself."""
+    """Also write the optimizer states from PATH, in a checkpoint of torch.distributed.checkpoint (such as --to dcp).
+    PATH is the --optimizer output of another conversion, or a checkpoint with states, such as INPUT."""
 
 
 class _Working(TypedDict, total=False):
     """Convert, Average, Diff, Merge, Patch, Rows, Verify."""
 
     jobs: int | str | None
-    """Use N threads, or N processes for an output that is mostly computed. Default: chosen for the machine."""
+    """Use N threads, or N processes if most of the output is computed. Default: chosen for the machine."""
 
     memory: int | str | None
-    """The limit for all buffers together. Default: 8MiB; 16MiB if tensors are transposed, 24MiB if a file is remote."""
+    """The total size of all buffers. Default: 8MiB; 16MiB if tensors are transposed, 24MiB if a file is remote."""
 
 
 class _Publishing(TypedDict, total=False):
     """Convert, Average, Finish, Merge, Patch, Rows, Verify."""
 
     fsync: bool
-    """False: Do not wait for the disk: a power cut may lose the output."""
+    """False: Do not wait for the disk: a power failure may lose the output."""
 
     manifest: str | os.PathLike[str] | None
     """Write a manifest of inputs and outputs, with checksums, to FILE."""
@@ -252,15 +252,15 @@ class _Overwriting(TypedDict, total=False):
     """Convert, Average, Diff, Finish, Inspect, Merge, Patch, Rows, Verify."""
 
     overwrite: bool
-    """Replace files of other programs too, if they have the very names of the output's files. A file that -o names is
-    replaced without it."""
+    """Also replace files of other programs that have the same names as output files. A file specified with -o is
+    replaced without this option."""
 
 
 class _Attesting(TypedDict, total=False):
     """Convert, Average, Finish, Merge, Rows, Verify."""
 
     checksum: bool
-    """Check the checksums that the input records, for all data that is read."""
+    """Verify all data that is read against the checksums in the input."""
 
     attest: str | os.PathLike[str] | None
     """Write digests and provenance to FILE as an unsigned OpenSSF Model Signing statement. Requires --digest."""
@@ -281,7 +281,7 @@ class _Connecting(TypedDict, total=False):
     """Convert, Average, Diff, Distributed, Finish, Inspect, Load, Merge, Open, Patch, Rows, Scan, Verify."""
 
     storage_options: Mapping[str, Any] | str | None
-    """Settings of a store, for fsspec, such as '{"anon": true}'."""
+    """Settings that fsspec passes to a store, such as '{"anon": true}'."""
 
 
 class _Undecoded(TypedDict, total=False):
@@ -295,14 +295,14 @@ class _SingleFile(TypedDict, total=False):
     """Convert, Diff, Load, Open, Patch, Rows, Verify."""
 
     alone: bool
-    """Convert INPUT alone, even if it is one file of a set, such as a rank's file or a shard."""
+    """Convert only INPUT, even if it is one file of a set, such as a rank's file or a shard."""
 
 
 class _Detecting(TypedDict, total=False):
     """Convert, Inspect, Open, Rows, Verify."""
 
     family: str | None
-    """The required family of the input: torch, deepspeed, dcp, safetensors, or that of a plug-in."""
+    """The required family of the input: torch, deepspeed, dcp, safetensors, or a plug-in's family."""
 
 
 class _Precision(TypedDict, total=False):
@@ -312,7 +312,7 @@ class _Precision(TypedDict, total=False):
     """For Megatron-core: write the optimizer's fp32 master weights instead of the weights."""
 
     unstack: bool
-    """For Megatron-core: write one tensor per layer, such as decoder.layers.0.…, where one tensor stores all layers."""
+    """For Megatron-core: split a tensor that stores all layers into one tensor per layer, such as decoder.layers.0.…."""
 
 
 class _Ordering(TypedDict, total=False):
@@ -350,23 +350,22 @@ class _FindingTheModel(TypedDict, total=False):
     """Convert, Average, Distributed, Merge, Rows, Verify."""
 
     model_key: str | None
-    """Store the weights under KEY, such as model; . is the top of the state dict; none leaves out the weights, for use
-    with --states. Default: .; model in a torch_checkpointing step; or as --like says."""
+    """Store the weights under KEY, such as model; . is the top of the state dict; none leaves out the weights (with
+    --states). Default: .; model in a torch_checkpointing step; or as in --like."""
 
 
 class _FindingStates(TypedDict, total=False):
     """Convert, Distributed, Rows, Verify."""
 
     optimizer_key: str | None
-    """Store the optimizer states under KEY. Default: optimizer, or as --like says."""
+    """Store the optimizer states under KEY. Default: optimizer, or as in --like."""
 
     flat_optimizer: bool
-    """Store each state and setting of a parameter under a key of its own, as torchtitan and
-    flatten_optimizer_state_dict do."""
+    """Store each state and setting of a parameter under a separate key, like torchtitan and
+    flatten_optimizer_state_dict."""
 
     fill_states: bool
-    """Write zeros as the optimizer states of parameters that have none yet: torch's strict load requires states for
-    every parameter."""
+    """Write zeros as missing optimizer states: torch's strict load requires states for every parameter."""
 
 
 class _Layers(TypedDict, total=False):
@@ -400,7 +399,7 @@ class _NamingCheckpoints(TypedDict, total=False):
 
     to: CheckpointName | None
     """Write a checkpoint of torch.distributed.checkpoint: .distcp files (dcp), or the safetensors shards of its
-    HuggingFaceStorageWriter (dcp-hf); the two that accelerate and the Trainer of transformers load with FSDP2
+    HuggingFaceStorageWriter (dcp-hf); the two checkpoints that accelerate and the Trainer load with FSDP2
     (accelerate); a torch_checkpointing step (torch-checkpointing); or a step of Megatron-core (megatron)."""
 
 
@@ -581,7 +580,7 @@ class InspectOptions(
 
     stats: bool
     """Read all data, and show the minimum, maximum, mean, standard deviation, zeros, NaN and infinities of each
-    tensor. Also with these, the exit code is 0; --json has their tensors as not_finite."""
+    tensor. NaN and infinities do not change the exit code; --json lists their tensors in not_finite."""
 
     as_: DTypeName | TorchDType | None
     """Also show the result of a conversion to DTYPE (fp32, bf16, fp16, keep)."""
@@ -644,10 +643,10 @@ class OpenOptions(
     """Leave frozen parameters out."""
 
     model_rank: int | str | None
-    """Only this tensor-parallel rank of DeepSpeed, from 0."""
+    """Read only this DeepSpeed tensor-parallel rank, from 0."""
 
     with_states: bool
-    """The optimizer's states too: read what describes them now, not when they are asked for."""
+    """Also read the description of the optimizer states now, not when they are first used."""
 
 
 class PatchOptions(

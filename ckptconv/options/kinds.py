@@ -30,7 +30,7 @@ _CODES = re.compile(r"(?:mx|nv)?(?:fp|float|f|int|uint|nf|e\dm|q)[1-8](?![0-9])"
 
 
 class Rules(tuple[str, ...]):
-    """Renaming rules that come from a file: they can take exponential time, and are not even compiled here."""
+    """Renaming rules from a file. Matching them can take exponential time, so they are not compiled here."""
 
 
 class OptionWarning(UserWarning):
@@ -38,7 +38,7 @@ class OptionWarning(UserWarning):
 
 
 class Default(str):
-    """A default for every command of a machine. A command that cannot apply it gives no warning."""
+    """Text that applies to every command on a machine: a command that ignores it gives no warning."""
 
     __slots__ = ()
 
@@ -117,7 +117,7 @@ def _number(value: Any, called: str) -> float:
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not 0 <= number < math.inf:
-        raise UsageError(f"{called} is {brief(value)}; expected a number of at least 0, such as 1e-5.")
+        raise UsageError(f"{called} is {brief(value)}; expected a number not below 0, such as 1e-5.")
     return number
 
 
@@ -125,7 +125,7 @@ def _size(value: Any, called: str) -> int:
     """Return a number of bytes. Raise UsageError for a text without a unit if it is less than a megabyte."""
     size = parse_size(value, called)
     if isinstance(value, str) and not value.strip()[-1].isalpha() and size < 10**6:
-        hint = f"Write {size}GB or {size}MB if you mean that, and {size}B if you do not."
+        hint = f"Write {size}GB or {size}MB if you mean that, or {size}B if you do not."
         raise UsageError(f"{called} {value} has no unit, so it means {count_of(size, 'byte')}.", hint)
     return size
 
@@ -160,7 +160,7 @@ def dtype_name(value: Any, called: str) -> str:
 def _of_some(called: str) -> str:
     """Return advice on tensors that keep their dtype; "" if no feature takes them."""
     way = "--exclude GLOB --graft INPUT:GLOB" if called.startswith("-") else "exclude=GLOB, graft='INPUT:GLOB'"
-    return "" if missing("graft") else f" A conversion leaves some tensors as they are with {way}."
+    return "" if missing("graft") else f" To leave some tensors unchanged, use {way}."
 
 
 def _dtype(value: Any, called: str) -> str:
@@ -175,7 +175,7 @@ def _dtype(value: Any, called: str) -> str:
 
 
 def choice(*choices: str, unset: Any = None, words: Mapping[str, str] = MappingProxyType({})) -> ValueKind:
-    """Return the kind of values that are `choices`; the error for another value in `words` says what that value is."""
+    """Return the kind of values that are `choices`; a wrong one that is in `words` is reported as another."""
 
     def parse(value: Any, called: str) -> str:
         if not isinstance(value, str) or (value not in choices and value != unset):

@@ -130,7 +130,7 @@ class Option:
 
 
 class FeatureOption(Option):
-    """An option of a conversion from a feature, which is imported when more than the option's name is needed.
+    """An option of a conversion that a feature adds. The feature is imported when more than the name is needed.
 
     Its flag is its name, or those of `FLAGS`; it has no former name, and no variable gives its value.
     """
@@ -151,7 +151,7 @@ def former_given(former: str, option: Option) -> None:
     """Warn the caller that `option` was given by its `former` flag."""
     import warnings
 
-    reads = ": the states are read from its PATH" if option.metavar == "PATH" else ""
+    reads = ": it reads the states from PATH" if option.metavar == "PATH" else ""
     warnings.warn(f"{former} is called {option.flags[0]} here{reads}.", OptionWarning, stacklevel=3)
 
 
@@ -202,7 +202,7 @@ class Given:
         return copy.copy(value.default) if isinstance(value, Option) else value
 
     def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError(f"cannot set {name!r} of {type(self).__name__}: make others with `replaced`")
+        raise AttributeError(f"cannot set {name!r} of {type(self).__name__}: use `replaced`")
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and vars(other) == vars(self)
@@ -259,7 +259,7 @@ def checked(
             for name in [name for name in formers if name in keywords and name not in known]:
                 option = formers[name]
                 if option.name in keywords:
-                    raise UsageError(f"{name} and {option.name} are one option, and both were given.")
+                    raise UsageError(f"{name} and {option.name} are the same option: give only one of them.")
                 former_given(option.former, option)
                 keywords[option.name] = keywords.pop(name)
             for name, value in keywords.items():

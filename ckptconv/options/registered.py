@@ -68,12 +68,12 @@ FITTED = ("like",)
 
 
 def names_of(*features: str) -> dict[str, str]:
-    """Return the names of the options of these features, each with its feature; none of features that are missing."""
+    """Return the names of the options of these features, each with its feature. Missing features have none."""
     return {name: feature for feature in features if has_feature(feature) for name in FEATURES[feature].split()}
 
 
 def missing(name: str) -> str:
-    """Return the feature that is not installed and has the option `name`; "" if it is no such option."""
+    """Return the missing feature of the option `name`; "" if no missing feature has it."""
     every = (feature for feature, names in FEATURES.items() if name in names.split())
     return next((feature for feature in every if not has_feature(feature)), "")
 
@@ -89,7 +89,7 @@ def opening(options: Mapping[str, Any], hook: str) -> list[Callable[..., Any]]:
 
 
 def placed(path: str, options: Mapping[str, Any], reaching: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the path that is opened instead of `path` by `options`, and the remaining options."""
+    """Return the path to open instead of `path`, as `options` specify, and the remaining options."""
     left = dict(options)
     for feature in _chosen(options):
         for place in _hooks(feature, "placed"):
@@ -99,7 +99,7 @@ def placed(path: str, options: Mapping[str, Any], reaching: Mapping[str, Any]) -
 
 
 def advise(error: CkptconvError, path: str, options: Mapping[str, Any]) -> None:
-    """Add an option of a feature that helps to the error of converting `path`."""
+    """Add a helpful option of a feature to the error from converting `path`."""
     for feature in OPENED:
         for hook in _hooks(feature, "advise"):
             hook(error, path, options)

@@ -58,22 +58,21 @@ class Options(Given):
     # The choice of tensors, and their conversion.
     max_shard_size: int | None = deciding(
         SIZE,
-        "Split the output into files with at most SIZE of tensors, such as 5GB or 2GiB.",
+        "Split the output into files of at most SIZE bytes of tensors, such as 5GB or 2GiB.",
         metavar="SIZE",
         group=OUTPUT,
         common=True,
         fallback={
             "zero-to-fp32": "5GB",
             "dcp2safetensors": "5GB",
-            "convert": "5GB for distributed checkpoints, else files as the input has them",
+            "convert": "5GB for distributed checkpoints, else the files of the input",
             "verify": "from the manifest",
-            "": "files as the input has them",
+            "": "the files of the input",
         },
     )
     dtype: str | None = deciding(
         DTYPE,
-        "Cast floating-point tensors to float32, bfloat16 or float16 (or fp32, bf16, fp16); keep leaves them as they "
-        "are.",
+        "Cast floating-point tensors to float32, bfloat16 or float16 (or fp32, bf16, fp16); keep does not cast.",
         metavar="DTYPE",
         group=NAMING,
         common=True,
@@ -86,7 +85,7 @@ class Options(Given):
     )
     key: str = deciding(
         TEXT,
-        "Take only this subtree, such as state_dict or optimizer.state; . is everything.",
+        "Take only this subtree, such as state_dict or optimizer.state; . takes everything.",
         metavar="PATH",
         group=TAKE,
         common=_OF_ONE,
@@ -110,10 +109,7 @@ class Options(Given):
         common="convert pt2safetensors safetensors2pt dcp2safetensors verify virtual serve patch",
     )
     rename: tuple[str, ...] = deciding(
-        RULES,
-        "Rename tensors as re.sub does, such as '^module=model'; repeatable.",
-        metavar="REGEX=REPL",
-        group=NAMING,
+        RULES, "Rename tensors as re.sub does, such as '^module=model'; repeatable.", metavar="REGEX=REPL", group=NAMING
     )
     tied: str = deciding(
         TIED,
@@ -124,7 +120,7 @@ class Options(Given):
     )
     structure: bool = deciding(
         FLAG,
-        "Write only tensors: no structure record, and so no other values of the checkpoint.",
+        "Write only tensors, without the structure record and the other values in it.",
         default=True,
         group=OUTPUT,
     )
@@ -132,11 +128,11 @@ class Options(Given):
     # A checkpoint of torch.distributed.checkpoint as the output.
     to: str = deciding(
         OUTPUT_KIND,
-        "The kind of output, where the name of OUTPUT does not say it: safetensors, pt, universal, dcp, dcp-hf, "
-        "accelerate, torch-checkpointing, megatron, megatron-te or megatron-fsdp. pt is a file for torch.load, and "
-        "DeepSpeed resumes from universal. Those of torch.distributed.checkpoint are .distcp files (dcp), the "
-        "safetensors shards of its HuggingFaceStorageWriter (dcp-hf), the two that accelerate and the Trainer of "
-        "transformers load with FSDP2 (accelerate), a torch_checkpointing step, or one of Megatron-core (megatron).",
+        "The kind of output, if the name of OUTPUT does not specify it: safetensors, pt, universal, dcp, dcp-hf, "
+        "accelerate, torch-checkpointing, megatron, megatron-te or megatron-fsdp. pt is a file for torch.load; "
+        "DeepSpeed resumes from universal. For torch.distributed.checkpoint: .distcp files (dcp), the safetensors "
+        "shards of its HuggingFaceStorageWriter (dcp-hf), the two checkpoints that accelerate and the Trainer load "
+        "with FSDP2 (accelerate), a torch_checkpointing step, or a step of Megatron-core (megatron).",
         metavar="KIND",
         group=OUTPUT,
         common=True,
@@ -144,8 +140,8 @@ class Options(Given):
     )
     states: str = option(
         PATH,
-        "Also write optimizer states, in a checkpoint of torch.distributed.checkpoint (--to dcp and the like), from "
-        "PATH: the --optimizer output of another conversion, or a checkpoint with states, such as INPUT itself.",
+        "Also write the optimizer states from PATH, in a checkpoint of torch.distributed.checkpoint (such as --to "
+        "dcp). PATH is the --optimizer output of another conversion, or a checkpoint with states, such as INPUT.",
         metavar="PATH",
         group=TAKE,
         common="safetensors2dcp verify",
@@ -154,27 +150,27 @@ class Options(Given):
     # Ways to work, and further files to write.
     jobs: int | None = _running(
         counted(1, 256),
-        "Use N threads, or N processes for an output that is mostly computed.",
+        "Use N threads, or N processes if most of the output is computed.",
         metavar="N",
         fallback="chosen for the machine",
         env="CKPTCONV_JOBS",
     )
     memory: int | None = _running(
         SIZE,
-        "The limit for all buffers together.",
+        "The total size of all buffers.",
         fallback="8MiB; 16MiB if tensors are transposed, 24MiB if a file is remote",
         metavar="SIZE",
         env="CKPTCONV_MEMORY",
     )
-    fsync: bool = _running(FLAG, "Do not wait for the disk: a power cut may lose the output.", default=True)
+    fsync: bool = _running(FLAG, "Do not wait for the disk: a power failure may lose the output.", default=True)
     clobber: bool = option(FLAG, "Refuse to replace an output.", default=True, group=OUTPUT)
     overwrite: bool = option(
         FLAG,
-        "Replace files of other programs too, if they have the very names of the output's files. A file that -o names "
-        "is replaced without it.",
+        "Also replace files of other programs that have the same names as output files. A file specified with -o is "
+        "replaced without this option.",
         group=OUTPUT,
     )
-    checksum: bool = _running(FLAG, "Check the checksums that the input records, for all data that is read.")
+    checksum: bool = _running(FLAG, "Verify all data that is read against the checksums in the input.")
     spool_dir: str = _running(
         PATH,
         "Store temporary files in DIR: for pipes, compressed tensors and remote files.",
@@ -186,27 +182,24 @@ class Options(Given):
         PATH, "Write a manifest of inputs and outputs, with checksums, to FILE.", metavar="FILE", group=OUTPUT
     )
     digest: str = option(
-        DIGEST,
-        "Compute a digest of every file and tensor, for the manifest.",
-        metavar="sha256|blake3",
-        group=OUTPUT,
+        DIGEST, "Compute a digest of every file and tensor, for the manifest.", metavar="sha256|blake3", group=OUTPUT
     )
     dry_run: bool = _running(FLAG, "Show the plan without writing anything.", common="convert merge")
 
     # The place of the input, and the part of it to take.
     storage_options: Mapping[str, Any] = _running(
         MAPPING,
-        "Settings of a store, for fsspec, such as '{\"anon\": true}'.",
+        "Settings that fsspec passes to a store, such as '{\"anon\": true}'.",
         metavar="JSON",
         env="CKPTCONV_STORAGE_OPTIONS",
     )
     raw: bool = deciding(FLAG, "Convert whole modules as objects, not as their state dicts.", group=TAKE)
     alone: bool = deciding(
-        FLAG, "Convert INPUT alone, even if it is one file of a set, such as a rank's file or a shard.", group=TAKE
+        FLAG, "Convert only INPUT, even if it is one file of a set, such as a rank's file or a shard.", group=TAKE
     )
     family: str = option(
         TEXT,
-        "The required family of the input: torch, deepspeed, dcp, safetensors, or that of a plug-in.",
+        "The required family of the input: torch, deepspeed, dcp, safetensors, or a plug-in's family.",
         group=LIBRARY,
     )
     tag: str = deciding(
@@ -224,8 +217,8 @@ class Options(Given):
     )
     unstack: bool = deciding(
         FLAG,
-        "For Megatron-core: write one tensor per layer, such as decoder.layers.0.…, where one tensor stores all "
-        "layers.",
+        "For Megatron-core: split a tensor that stores all layers into one tensor per layer, such as "
+        "decoder.layers.0.….",
         group=NAMING,
     )
 
@@ -239,8 +232,8 @@ class Options(Given):
     )
     for_hub: bool = deciding(
         FLAG,
-        "Write a model to publish: only the weights, which are found without --key, with config.json, tokenizer and "
-        "similar files, without structure record and manifest.",
+        "Write a model to publish: only the weights (found without --key), config.json, tokenizer and similar files; "
+        "no structure record and no manifest.",
         group=OUTPUT,
         common=True,
     )
@@ -249,7 +242,7 @@ class Options(Given):
         OPAQUE,
         "Write (keep) or leave out (drop) objects of classes that are not known to be plain data.",
         metavar="keep|drop",
-        fallback="safetensors keep them, .pt is refused",
+        fallback="keep for safetensors; an error for .pt",
         group=TAKE,
         common="safetensors2pt",
     )
@@ -294,15 +287,15 @@ class Options(Given):
         return {name: value for name, value in vars(self).items() if name in CHANGING}
 
     def fitting(self) -> dict[str, Any]:
-        """Return the options that `open_source` takes for the reference that an output of weights is to be like."""
+        """Return those of the options that `open_source` takes to fit an output of weights to a reference."""
         return {name: value for name, value in vars(self).items() if name in FITTING}
 
     def files(self) -> list[str]:
-        """Return the paths of files that describe changes to a source."""
+        """Return the paths of files that specify changes to a source."""
         return [value for name, value in self.changing().items() if CHANGING[name].kind is PATH]
 
     def reaching(self) -> dict[str, Any]:
-        """Return the options that `open_source` takes for any checkpoint: how to reach and to trust it."""
+        """Return the options that `open_source` takes for any checkpoint: how to access it, and whether to trust it."""
         trust = {"inert": True} if self.asked("inert") else {}
         return {**trust, "spool_dir": self.spool_dir, "storage_options": self.storage_options}
 
@@ -316,14 +309,14 @@ class Options(Given):
 
 
 class _Opening:
-    """Options of what opens a checkpoint, which a conversion lacks, or names differently."""
+    """Options for opening a checkpoint that a conversion lacks, or names differently."""
 
     exclude_frozen = Option(FLAG, "Leave frozen parameters out.", group=LIBRARY)
-    model_rank = Option(counted(0, 1 << 20), "Only this tensor-parallel rank of DeepSpeed, from 0.", group=LIBRARY)
+    model_rank = Option(counted(0, 1 << 20), "Read only this DeepSpeed tensor-parallel rank, from 0.", group=LIBRARY)
     states = Option(FLAG, group=LIBRARY)
     with_states = Option(
         FLAG,
-        "The optimizer's states too: read what describes them now, not when they are asked for.",
+        "Also read the description of the optimizer states now, not when they are first used.",
         group=TAKE,
         common=True,
         former="--states",
@@ -334,7 +327,7 @@ class _Command:
     """Options that only the command line has."""
 
     into = Option(PATH, "The same as the argument OUTPUT.", flags=("--output", "-o"), metavar="OUTPUT", group=OUTPUT)
-    json = Option(FLAG, "Print one JSON object, also after a failure.", common=True)
+    json = Option(FLAG, "Print one JSON object, also on failure.", common=True)
     quiet = Option(FLAG, "Print warnings and errors only.", flags=("--quiet", "-q"))
     verbose = Option(FLAG, "Print all names, not only the first few.", flags=("--verbose", "-v"))
     progress = Option(FLAG, "Do not show progress.", default=True, env="CKPTCONV_PROGRESS")
@@ -351,7 +344,7 @@ class _Command:
     stats = Option(
         FLAG,
         "Read all data, and show the minimum, maximum, mean, standard deviation, zeros, NaN and infinities of "
-        "each tensor. Also with these, the exit code is 0; --json has their tensors as not_finite.",
+        "each tensor. NaN and infinities do not change the exit code; --json lists their tensors in not_finite.",
         common=True,
     )
 
@@ -398,7 +391,7 @@ OPENING = named_in(
 # The same `to`, for outputs that are checkpoints of torch.distributed.checkpoint if it is given.
 TO_CHECKPOINT = OPTIONS["to"].explained(
     "Write a checkpoint of torch.distributed.checkpoint: .distcp files (dcp), or the safetensors shards of its "
-    "HuggingFaceStorageWriter (dcp-hf); the two that accelerate and the Trainer of transformers load with FSDP2 "
+    "HuggingFaceStorageWriter (dcp-hf); the two checkpoints that accelerate and the Trainer load with FSDP2 "
     "(accelerate); a torch_checkpointing step (torch-checkpointing); or a step of Megatron-core (megatron).",
     {"safetensors2dcp": "dcp"},
     CHECKPOINT,

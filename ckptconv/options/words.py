@@ -17,9 +17,9 @@ from ckptconv.text import brief
 # The table of the options of `convert`, which imports this module.
 CONVERTING = "ckptconv.options.table"
 WORDS = {
-    "-o --out --output --output-file --outfile --output-path --save-path --dst": "Name OUTPUT after INPUT.",
+    "-o --out --output --output-file --outfile --output-path --save-path --dst": "Name OUTPUT last.",
     "-i --input --input-dir --checkpoint --checkpoint-dir --checkpoint-path --ckpt --model --src": "Name INPUT first.",
-    "--step --iteration --global-step": "Give the directory of the step; of a DeepSpeed run, --tag TAG names it.",
+    "--step --iteration --global-step": "Give the directory of the step; for a DeepSpeed run, use --tag TAG.",
     "-d": "Did you mean --dtype or --verbose? OUTPUT is named after INPUT.",
     "--bf16 --bfloat16": "Use --dtype bf16.",
     "--fp16 --float16 --half": "Use --dtype fp16.",
@@ -37,32 +37,32 @@ WORDS = {
     "--progress": "Progress is shown by default; --no-progress turns it off.",
     "--cast --precision --torch-dtype --outtype --output-dtype --data-type": "Use --dtype, such as --dtype bf16.",
     "--region --endpoint-url --endpoint --profile --anon --no-sign-request": (
-        "Use --storage-options JSON, or the environment, such as AWS_ENDPOINT_URL and AWS_PROFILE."
+        "Use --storage-options JSON, or environment variables such as AWS_ENDPOINT_URL and AWS_PROFILE."
     ),
     "--revision --branch": "Put the revision into the URL: hf://organization/model@revision.",
     "--from --from-format --input-format --source-format --model-type --loader": "The format of the input is detected.",
-    "--to-format --format --output-format --target-format --output-type --save-format --saver": "It is --to KIND.",
+    "--to-format --format --output-format --target-format --output-type --save-format --saver": "Use --to KIND.",
     "--format --output-format --output-type": "Use --json for output that programs read.",
     "--push-to-hub --hub-model-id --repo-id --upload --repo": "Write a directory with --for-hub, then `hf upload`.",
     "--token --hf-token --use-auth-token": "Set HF_TOKEN, or run: hf auth login.",
-    "--skip-existing --if-needed --no-overwrite": "--no-clobber refuses to replace one; make skips it: --depfile.",
-    "--resume --continue": "The same command continues an interrupted run.",
+    "--skip-existing --if-needed --no-overwrite": "--no-clobber replaces nothing; --depfile lets make skip.",
+    "--resume --continue": "The same command continues an interrupted conversion.",
     "--tp --tensor-parallel-size --tp-size --target-tp --pp --pipeline-parallel-size --ep --world-size "
     "--target-tensor-parallel-size --target-pipeline-parallel-size": (
-        "Outputs are not cut by rank: programs cut whole files as they load them."
+        "Outputs are not split by rank: programs split whole files when they load them."
     ),
     "--no-optimizer --no-optim --model-only --only-model --only-weights": (
-        "Steps of DeepSpeed and DCP give the weights alone; of a .pt file, --key model or --exclude 'optimizer.*' does."
+        "DeepSpeed and DCP steps give only the weights; for a .pt file, use --key model or --exclude 'optimizer.*'."
     ),
-    "--weights-only": "ckptconv runs no code from files; --key model takes the weights without an optimizer's states.",
-    "--optimizer-only --only-optimizer": "--optimizer PATH without OUTPUT writes the states alone.",
+    "--weights-only": "ckptconv runs no code from files; --key model selects the weights without optimizer states.",
+    "--optimizer-only --only-optimizer": "--optimizer PATH without OUTPUT writes only the states.",
     "--use-ema --ema-weights": "Use --key PATH for other weights, such as --key ema; ckptconv inspect lists the keys.",
     "--load-optimizer --include-optimizer --with-optimizer --save-optimizer": "Use --optimizer PATH for the states.",
     "--in-place --inplace --delete --remove-source": "Inputs are never changed or removed.",
     "--filter --pattern --select --only": "Use --include GLOB.",
     "--skip-keys --skip --ignore --drop": "Use --exclude GLOB.",
     "--no-metadata": "Use --no-structure.",
-    "--variant": "Use --dtype; an output has the plain names, and a variant is read if it is the only one.",
+    "--variant": "Use --dtype. Output names have no variant; a variant is read if it is the only one.",
     "--log-level --debug --log --log-file --logfile": "Use --verbose; 2> FILE writes the messages to a file.",
     "--remove-prefix --prefix --strip": "Use --strip-prefix PREFIX.",
     "--add-prefix": "Use --rename '^=PREFIX'.",
@@ -70,22 +70,22 @@ WORDS = {
 
 # Words for conversions that ckptconv lacks, and the programs to use instead.
 ELSEWHERE = {
-    "gguf ggml llama.cpp": "GGUF is not written: llama.cpp's convert_hf_to_gguf.py makes it from a model's directory.",
+    "gguf ggml llama.cpp": "GGUF is not written: use convert_hf_to_gguf.py of llama.cpp on a model directory.",
     "onnx tensorrt openvino coreml tflite": (
-        "Programs of other runtimes, such as ONNX, are not written: export the model with torch, from these weights."
+        "Formats of other runtimes, such as ONNX, are not written: load the weights in torch, and export the model."
     ),
-    "mlx": "MLX is not written: mlx_lm.convert of mlx-lm takes the directory that --to safetensors writes.",
+    "mlx": "MLX is not written: use mlx_lm.convert of mlx-lm on the directory that --to safetensors writes.",
     "flax jax orbax keras h5 tensorflow tf npz": (
-        "Formats of TensorFlow, JAX and numpy are not written: their programs load safetensors, with "
-        "safetensors.tensorflow, .flax and .numpy."
+        "Formats of TensorFlow, JAX and numpy are not written: load safetensors with "
+        "safetensors.tensorflow, .flax or .numpy."
     ),
-    "npy": 'ckptconv.open(INPUT, framework="np") reads tensors as arrays in Python: numpy.save writes one.',
+    "npy": 'ckptconv.open(INPUT, framework="np") reads tensors as arrays in Python; write them with numpy.save.',
     "upload push publish push-to-hub": "ckptconv convert INPUT DIR --for-hub writes a directory for `hf upload`.",
     "codes exit errors": "ckptconv --help lists the exit codes.",
-    "nf4 bnb bitsandbytes": "NF4 is read, with --dequantize, and not written: 4 bits are int4-g32, mxfp4 and nvfp4.",
+    "nf4 bnb bitsandbytes": "NF4 is read with --dequantize, but not written; use int4-g32, mxfp4 or nvfp4 for 4 bits.",
     "gptq awq": "GPTQ and AWQ need sample data: use their own programs, or convert --quantize fp8-block.",
     "unmerge demerge extract-lora lora-extract": (
-        "An adapter cannot be taken out of a merged model again: keep its base. ckptconv diff BASE MODEL --delta DIR "
+        "An adapter cannot be extracted from a merged model: keep the base model. ckptconv diff BASE MODEL --delta DIR "
         "stores their exact difference."
     ),
 }
@@ -101,8 +101,8 @@ def instead_of(word: str) -> str:
 def unknown(
     name: str, known: Iterable[str], called: str = "", instead: Mapping[str, str] = MappingProxyType({})
 ) -> CkptconvError:
-    """Return the error for a keyword argument `name` that is not among `known`, those of the function `called`.
-    `instead` has advice on options of `convert`, as `checked` does."""
+    """Return the error for a keyword argument `name` that is not among `known`, the arguments of the function
+    `called`. `instead` has advice on options of `convert`, as for `checked`."""
     if feature := missing(name):
         return lacking(f"The option {name!r}", feature)
     close = difflib.get_close_matches(name, known, cutoff=0.7)
@@ -114,16 +114,16 @@ def unknown(
     meant = next((text for names, text in instead.items() if name in names.split()), meant)
     if called and name in import_module(CONVERTING).OPTIONS:
         has = ", ".join(sorted({*known}))
-        return UsageError(f"{called} has no option {name}, which convert has; {called} has {has}.", meant)
+        return UsageError(f"{called} has no option {name}, unlike convert; its options are {has}.", meant)
     return UsageError(
-        f"There is no option {name[:100]!r}.", meant or "Options have the names of the command line, with underscores."
+        f"There is no option {name[:100]!r}.", meant or "Use the option names of the command line, with underscores."
     )
 
 
 def not_among(value: Any, called: str, choices: tuple[str, ...], words: Mapping[str, str]) -> UsageError:
     """Return the error for a `value` that is none of `choices`; `words` have other names of these."""
     if not choices:
-        return UsageError(f"{called} is {brief(value)}; no feature that has a value for it is installed.")
+        return UsageError(f"{called} is {brief(value)}, but no installed feature provides a value for it.")
     text = value.lower().replace("_", "-") if isinstance(value, str) else ""
     like = [name for name in difflib.get_close_matches(text, choices) if name[0] == text[0] and not instead_of(text)]
     exact = [name for name in (words.get(text, text),) if name in choices]

@@ -214,7 +214,7 @@ def repeated(terms: Iterable[Source]) -> Iterator[str]:
     """Yield a warning for each checkpoint that is given several times among `terms`."""
     for path, count in Counter(resolved_name(term.path) for term in terms).items():
         if count > 1:
-            yield f"{path} is given {count} times, and is counted as often."
+            yield f"{path} is given {count} times, and each time counts as a separate input."
 
 
 def terms_of(source: Source) -> Iterator[Source]:

@@ -10,6 +10,8 @@ from ckptconv.formats import model_files
 from ckptconv.formats.source import CONFIG, MODEL, Source
 from ckptconv.outputs.kinds import KINDS, NAMED
 from ckptconv.outputs.targets import ENDING
+from ckptconv.pickles.children import is_tensor, walk
+from ckptconv.pickles.nodes import Opaque
 from ckptconv.plan import NUMBERED
 from ckptconv.storage import stores
 from ckptconv.storage.location import Location
@@ -30,8 +32,12 @@ def default_output(source: Source, typed: Location, suffix: str = model_files.SU
     `suffix` is another one than that of safetensors.
 
     The output of an input from the hub is written to the current directory. Raise UsageError for an input in
-    safetensors, whose output would have the same name.
+    safetensors, whose output would have the same name, and for one without a tensor, which is no model.
     """
+    if source.family == model_files.TORCH and not any(map(is_tensor, walk(source.weights))):
+        cls = f": it is an object of {source.weights.name}" if isinstance(source.weights, Opaque) else ""
+        hint = "ckptconv inspect shows its values; a structure record keeps them if you name an OUTPUT."
+        raise UsageError(f"{source.path} holds no tensor to write next to it{cls}.", hint)
     if suffix != model_files.SUFFIX:
         return _one_file(typed, suffix)
     is_directory = typed.at(source.path).kind == "directory"
@@ -39,7 +45,7 @@ def default_output(source: Source, typed: Location, suffix: str = model_files.SU
         return _here(typed.path, is_directory)
     if source.family == model_files.SAFETENSORS:
         raise UsageError(
-            f"{source.path} is already in safetensors, so it needs an OUTPUT.",
+            f"{source.path} is already in safetensors, so OUTPUT is required.",
             "Give a name that ends in .safetensors, a directory, or, for torch.load, a name that ends in .pt.",
         )
     if source.shards:

@@ -34,7 +34,7 @@ OF_UNIVERSAL = only("zero_stage fresh_optimizer", "a universal checkpoint", "Add
 OF_MODELS = only("for_hub", "weights in safetensors, with their configuration", "Leave it out.")
 OF_CODES = dict.fromkeys(
     ("quantize", "requantize", "keep"),
-    ("{} writes codes and scales, which programs load only from safetensors.", "Give a directory as OUTPUT."),
+    ("{} writes codes and scales, which programs can load only from safetensors.", "Give a directory as OUTPUT."),
 )
 
 
@@ -94,7 +94,7 @@ class OfFeature(NamedTuple):
 
 
 ELSEWHERE = {**OF_CHECKPOINT, **OF_UNIVERSAL}
-IN_SAFETENSORS = {"opaque": "has no effect on safetensors, which keep objects as data; --no-structure leaves them out"}
+IN_SAFETENSORS = {"opaque": "has no effect on safetensors, which store objects as data; --no-structure omits these"}
 _STATES = {
     **IN_SAFETENSORS,
     **dict.fromkeys(("key", "like", "partial", "fill", "master"), "has no effect: it applies only to weights"),

@@ -17,8 +17,10 @@ def notes_of(sources: Sequence[Source], outputs: Sequence[Output], chosen: Optio
     for source in sources:
         yield from source.notes
         idle = (option for output in outputs for option in output.notices.idle)
-        is_renamed = chosen.rename or (chosen.strip_prefix and not any(o.startswith("--strip-prefix ") for o in idle))
-        hints = () if is_renamed else source.hints
+        is_renamed = chosen.strip_prefix and not any(option.startswith("--strip-prefix ") for option in idle)
+        given, hints = f"--strip-prefix {chosen.strip_prefix}", [] if chosen.rename else source.hints
+        # A part of the prefix leaves the rest.
+        hints = [hint for hint in hints if not is_renamed or (given in hint and f"{given} " not in hint)]
         yield from (hint for hint in hints if not chosen.key or f"--key {chosen.key} " in hint)
     if are_weights_left(sources, (output.target.holds for output in outputs)):
         yield f"{NOT_CONVERTED}the weights. Name OUTPUT after INPUT for them."
@@ -26,7 +28,7 @@ def notes_of(sources: Sequence[Source], outputs: Sequence[Output], chosen: Optio
 
 
 def are_weights_left(sources: Iterable[Source], holds: Iterable[str]) -> bool:
-    """Whether outputs that hold this have the optimizers' states alone of `sources`, which have weights too."""
+    """Return whether outputs that hold this have only the optimizers' states of `sources`, which have weights too."""
     return {*holds} == {"optimizer"} and not all(is_optimizer(x) for s in sources for x in entries(s.weights).values())
 
 
@@ -44,7 +46,7 @@ def warnings_of(sources: Sequence[Source], outputs: Sequence[Output], chosen: Op
         yield _no_model(sources[0], outputs, chosen)
     elif not any(output.tensors for output in outputs):
         kept = "none of its contents are kept" if not chosen.structure else "only its structure is kept"
-        yield f"{sources[0].path} holds no tensors: {kept}."
+        yield f"{sources[0].path} contains no tensors: {kept}."
 
 
 def is_inert(outputs: Sequence[Output]) -> bool:
@@ -59,7 +61,8 @@ def _no_model(source: Source, outputs: Sequence[Output], chosen: Options) -> str
     problem = f"holds no tensor, and {classes}, which may have some, are kept as inert data"
     if count:
         problem = f"has all its tensors ({count}) inside {classes}: their names are not those of a model"
-    advice = "On a machine with these classes, save the state_dict() of the object with torch.save, and convert that."
+    model = "the object" if count else "one that is a model"
+    advice = f"On a machine with these classes, save the state_dict() of {model} with torch.save, and convert that."
     if chosen.raw:
         advice = "Without --raw, whole modules among them become state dicts."
     return f"{source.path} {problem}. The output is not a usable model. {advice}"

@@ -109,9 +109,9 @@ def names_of(
     lost = [name for name in source.unaccounted if not options.include and not choice.excludes(name)]
     if lost:
         raise CorruptError(
-            f"{source.path} names {len(lost)} parameters without data: "
+            f"{source.path} lists {len(lost)} parameters without data: "
             f"{', '.join(lost[:5])}{', …' if len(lost) > 5 else ''}.",
-            "They are tied or frozen parameters, which some releases did not save; leave them out with --exclude.",
+            "Some releases did not save tied or frozen parameters; leave these out with --exclude.",
         )
     return rename(names, options.strip_prefix, options.rename)
 
@@ -122,7 +122,7 @@ def check_pieces(source: Source, names: Iterable[str]) -> None:
     if pieces:
         raise UnsupportedError(
             f"{source.path} was saved with FSDP's LOCAL_STATE_DICT: {some(pieces, 1, repr)} are flat parameters. Each "
-            "joins several parameters, whose shapes the checkpoint does not record.",
+            "contains several parameters, but the checkpoint does not record their shapes.",
             "Load it in the training run, and save it with SHARDED_STATE_DICT or FULL_STATE_DICT.",
         )
 

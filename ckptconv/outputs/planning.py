@@ -256,7 +256,7 @@ def _reader_of_one(source: Source) -> str:
         return ""
     if "pretrained_cfg" in config:
         return "timm reads a model"
-    return "sentence-transformers reads such a module" if source.component else ""
+    return "sentence-transformers reads this module" if source.component else ""
 
 
 def _names(files: Iterable[FilePlan]) -> list[str]:

@@ -15,7 +15,7 @@ from ckptconv.structure.record import Flattened
 from ckptconv.text import LONGEST, brief, some
 
 # A note on a nested state.
-KEPT = "the structure record, and a .pt file made with it, keep the old keys; --key or --no-structure changes them."
+KEPT = "the structure record, and .pt files restored from it, keep the old keys; --key or --no-structure changes this."
 
 
 def renamed(names: Iterable[str], prefix: str, rules: Sequence[str]) -> dict[str, str]:
@@ -40,13 +40,13 @@ def collected(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
     for old, new in pairs:
         if new in taken:
             raise UsageError(
-                f"Renaming gives {taken[new]!r} and {old!r} the same name {new!r}.",
+                f"Renaming would give {taken[new]!r} and {old!r} the same name, {new!r}.",
                 "Change --strip-prefix or --rename, or leave one of them out with --exclude.",
             )
         if old and (not new or new[0] == "." != old[0]):
             raise UsageError(
                 f"Renaming leaves {f'{new!r}, which begins with a dot,' if new else 'an empty name'} for {old!r}.",
-                "Change --strip-prefix or --rename (a dot belongs to the prefix), or leave it out with --exclude.",
+                f"Change --strip-prefix or --rename{': a dot belongs to the prefix' if new else ', or use --exclude'}.",
             )
         taken[new] = old
         result[old] = new
@@ -68,7 +68,7 @@ def with_keys(tree: Any, known: Mapping[str, Any], names: Mapping[str, str]) -> 
     if type(tree) not in (dict, OrderedDict) or tree.keys() != known.keys():
         return None, ()
     lost = vars(tree) if type(tree) is OrderedDict else ()
-    notes = (f"left out: {some(lost, form=str)} of the state dict, which has the old names.",) if lost else ()
+    notes = (f"left out: {some(lost, form=str)} of the state dict, which contains the old names.",) if lost else ()
     return type(tree)((new, tree[old]) for old, new in names.items()), notes
 
 

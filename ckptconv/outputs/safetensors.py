@@ -30,8 +30,8 @@ def file_plan(name: str, tensors: Mapping[str, LazyTensor], metadata: Mapping[st
     """
     if METADATA in tensors:
         raise UsageError(
-            f"{name}: safetensors do not allow a tensor called {METADATA}.",
-            f"Give it another name: --rename {METADATA}=NAME.",
+            f"{name}: safetensors do not allow a tensor named {METADATA}.",
+            f"Rename it: --rename {METADATA}=NAME.",
         )
     ordered = sorted(tensors.items(), key=itemgetter(0))
     if len({tensor.dtype for tensor in tensors.values()}) > 1:
@@ -69,7 +69,7 @@ def file_plan(name: str, tensors: Mapping[str, LazyTensor], metadata: Mapping[st
 def code_of(file: str, key: str, tensor: LazyTensor) -> str:
     if tensor.dtype.code is None:
         raise UnsupportedError(
-            f"{file}: {key!r} is a tensor of {tensor.dtype}, a dtype that safetensors lack.",
+            f"{file}: {key!r} is a tensor of {tensor.dtype}, a dtype that safetensors do not support.",
             "Leave it out with --exclude, or convert it before saving.",
         )
     return tensor.dtype.code
@@ -89,7 +89,7 @@ def _encoded(file: str, text: str) -> bytes:
     except UnicodeEncodeError as error:
         bad = error.object[error.start : error.end]
         raise UsageError(
-            f"{file}: a tensor's name holds {bad!r}, half of a surrogate pair, which is not valid Unicode.",
+            f"{file}: the name of a tensor contains {bad!r}, half of a surrogate pair, which is not valid Unicode.",
             "Rename it with --rename.",
         ) from error
 
@@ -102,6 +102,6 @@ def finished(file: str, header: Sequence[bytes]) -> bytes:
     if length > MAX_HEADER:
         raise FailedError(
             f"{file}: its header would have {length} bytes, but safetensors allow {MAX_HEADER}.",
-            "Write several files: a directory as OUTPUT, with a smaller --max-shard-size.",
+            "Write several files: give a directory as OUTPUT, and a smaller --max-shard-size.",
         )
     return b"".join((length.to_bytes(8, "little"), *header, b"}", b" " * padding))

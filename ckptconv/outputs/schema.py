@@ -66,7 +66,7 @@ def check_names(names: Iterable[str]) -> None:
         if count > 1:
             raise ValueError(f"{name!r} occurs {count} times")
         if {"", ".", ".."}.intersection(name.split("/")) or "\0" in name or re.fullmatch(_OF_STAGING, name):
-            raise ValueError(f"{name[:200]!r} is not the name of a file of an output")
+            raise ValueError(f"{name[:200]!r} is not the name of an output file")
 
 
 def shape_of(heading: Any) -> dict[str, Any]:

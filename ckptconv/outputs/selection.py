@@ -163,10 +163,10 @@ def left_alone(uncastable: Mapping[str, LazyTensor], dtype: str) -> tuple[str, .
     if not left:
         return ()
     shown = some(left, _SHOWN, lambda name: repr(name[:LONGEST]))
-    subject = f"{len(left)} tensors are parts of quantized tensors, and were"
+    subject = f"{len(left)} tensors are parts of quantized tensors and were"
     if len(left) == 1:
-        subject = "1 tensor is part of a quantized tensor, and was"
-    return (f"{subject} not cast to {dtype}: {shown}. With --dequantize, the weights become {dtype}.",)
+        subject = "1 tensor is part of a quantized tensor and was"
+    return (f"{subject} not cast to {dtype}: {shown}. Use --dequantize to convert the weights to {dtype}.",)
 
 
 def left_wider(tensors: Mapping[str, LazyTensor], dtype: str) -> tuple[str, ...]:
@@ -179,7 +179,7 @@ def left_wider(tensors: Mapping[str, LazyTensor], dtype: str) -> tuple[str, ...]
     if not wider:
         return ()
     which = f"{len(wider)} tensors keep" if len(wider) > 1 else "1 tensor keeps"
-    return (f"{which} a wider dtype than {dtype}: {some(wider, _SHOWN)}. Only an explicit --dtype casts them.",)
+    return (f"{which} a wider dtype than {dtype}: {some(wider, _SHOWN)}. Use --dtype to cast these.",)
 
 
 # Tensors that a message lists.
@@ -196,9 +196,9 @@ def check_unscaled(cast: Collection[str], known: Mapping[str, LazyTensor], dtype
     if coded:
         are = "weight is" if len(coded) == 1 else "weights are"
         raise UsageError(
-            f"{len(coded):,} {are} quantized ({some(coded, _SHOWN)}), and a cast of their codes and scales to {dtype} "
-            "does not give weights.",
+            f"{len(coded):,} {are} quantized ({some(coded, _SHOWN)}), but casting codes and scales to {dtype} does not "
+            "convert them to weights.",
             f"Use --dequantize to convert them to {dtype} weights, or --dtype keep to leave them unchanged.",
         )
-    said = f"--dtype leaves quantized weights as they are; --dequantize converts them to {dtype}."
+    said = f"--dtype does not change quantized weights; --dequantize converts them to {dtype}."
     return (said,) if parts and dtype != "keep" else ()

@@ -26,7 +26,7 @@ def selected(source: Source, options: Options, rename: Rename) -> Selected:
     """
     optimizer = source.states()
     if optimizer is None:
-        raise UsageError(f"{source.path} holds no optimizer states by parameter, which --optimizer needs.")
+        raise UsageError(f"{source.path} contains no optimizer states by parameter, which --optimizer needs.")
     choice = Choice(options.include, options.exclude)
     listed = (name for group in optimizer["param_groups"] for name in group["params"])
     known = dict.fromkeys([*flattened(source, source.weights, choice).tensors, *optimizer["state"], *listed])
@@ -75,7 +75,7 @@ def _flattened(states: Mapping[str, Mapping[str, Any]], groups: Sequence[Mapping
     names = {name: name.removeprefix("state.") for name in flat}
     if len(set(names.values())) < len(names):
         odd = next(name for name, new in names.items() if name != new and new in flat)
-        raise UnsupportedError(f"A state of the optimizer and an entry of its groups are both named {names[odd]!r}.")
+        raise UnsupportedError(f"An optimizer state and an entry of its groups both have the name {names[odd]!r}.")
     return described._replace(
         tensors={names[name]: tensor for name, tensor in flat.items()},
         structure=keymap.remap(described.structure, names),

@@ -167,7 +167,7 @@ class Target(NamedTuple):
 def of_trees(name: str, path: str) -> Any:
     """Return the module `name` of the feature that publishes directories as a whole, such as `path`. Raise UsageError
     if it is missing."""
-    return needed(TREE_FEATURE, name, f"{path}: such an output")
+    return needed(TREE_FEATURE, name, f"{path}: this output")
 
 
 def pointer_of(directory: str, form: str = "tree") -> str:
@@ -204,7 +204,7 @@ def named_outputs(output: str | None, options: Options) -> tuple[dict[str, str],
         _check_alone(output, options)
     if to in CHECKPOINTS and options.optimizer:
         if options.states:
-            raise UsageError(f"--to {to} reads the optimizer states, and --optimizer writes them.", _STATES)
+            raise UsageError(f"--to {to} reads the optimizer states, but --optimizer writes these.", _STATES)
         former_given("--optimizer", OPTIONS["states"])
         options = options.replaced(states=options.optimizer, optimizer="")
     if to and to not in CHECKPOINTS and output is not None:
@@ -222,13 +222,13 @@ def _check_alone(output: str | None, options: Options) -> None:
     others = further(options)
     if KINDS[NAMED[options.to][0]].holds == "weights":
         if output is None and others:
-            raise UsageError(f"--to {options.to} gives the kind of OUTPUT, but OUTPUT is missing.", "Name it.")
+            raise UsageError(f"--to {options.to} specifies the kind of OUTPUT, but OUTPUT is missing.", "Name it.")
         return
     if output is None:
         called = entry_of(NAMED[options.to][0]).called or f"--to {options.to}"
-        raise UsageError(f"{called[0].upper()}{called[1:]} needs an OUTPUT: a directory.")
+        raise UsageError(f"{called[0].upper()}{called[1:]} requires a directory as OUTPUT.")
     for option in others.keys() - {"optimizer"}:
-        raise UsageError(f"--to and {flag(option)} are two outputs.", "Write one after the other.")
+        raise UsageError(f"--to and {flag(option)} request two different outputs.", "Run one conversion for each.")
 
 
 def _check_said(path: str, to: str) -> None:
@@ -236,7 +236,7 @@ def _check_said(path: str, to: str) -> None:
     said, ending = kind_by_suffix(path), os.path.splitext(path)[1]
     if said and said not in NAMED[to]:
         raise UsageError(
-            f"{path} ends in {ending}, and --to {to} asks for another kind of output.",
+            f"{path} ends in {ending}, but --to {to} specifies another kind of output.",
             f"Leave --to out, or give a name that does not end in {ending}.",
         )
 
@@ -261,7 +261,7 @@ def kind_of_states(path: str, kind: str) -> str:
     if kind in ("file", "directory"):
         return "states-file" if kind == "file" else "states"
     raise UsageError(
-        f"{path} is the name of {entry_of(kind).called}, and optimizer states are written as safetensors.",
+        f"{path} is the name of {entry_of(kind).called}, but optimizer states are written as safetensors.",
         "Give a directory, or a name that ends in .safetensors.",
     )
 
@@ -286,7 +286,7 @@ def resolve_output(path: str, options: Options) -> Target:
         raise UsageError(f"{path} is not a name for a PyTorch file.", "Give one that ends in .pt, .pth, .bin or .ckpt.")
     if is_file and entry.kind == "directory" and not is_remote(path):
         raise UsageError(
-            f"{path} is a directory, but a name that ends in {os.path.splitext(path)[1]} means a file.",
+            f"{path} is a directory, but a name that ends in {os.path.splitext(path)[1]} specifies a file.",
             "Remove it, or choose another name.",
         )
     # A directory with such a suffix needs a final slash.
@@ -322,9 +322,9 @@ def _resolve_unsaid(place: Location, options: Options) -> Target:
     to be such an output."""
     path, kind = place.path, NAMED[options.to][0]
     if path.endswith(("/", *CHECKPOINT_SUFFIXES)) or place.kind == "directory":
-        called = "a directory" if path.endswith("/") or place.kind == "directory" else "the name of something else"
+        called = "a directory" if path.endswith("/") or place.kind == "directory" else "the name of another output"
         raise UsageError(
-            f"{path} is {called}, and --to {options.to} writes one file.",
+            f"{path} is {called}, but --to {options.to} writes one file.",
             f"Give a name that ends in {some(KINDS[kind].suffixes, form=str)}.",
         )
     _check_above(path)
@@ -335,7 +335,7 @@ def _resolve_tree(path: str, kind: str, options: Options) -> Target:
     """Return the target of a directory that is replaced as a whole. Raise UsageError if none can be written there."""
     check_place(path, options.storage_options)
     if is_remote(path) and "/" not in path.partition("://")[2].rstrip("/"):
-        raise UsageError(f"{path}: a file is written next to this directory, so give a directory below it.")
+        raise UsageError(f"{path}: a file is written next to this directory. Give a directory below it.")
     return Target(real_place(path), kind, proposed=_proposed(path))
 
 
@@ -344,7 +344,7 @@ def check_directory(place: Location, to: str) -> None:
     path = place.path
     if to in DIRECTORY_KINDS and (place.kind not in ("directory", "missing") or path.endswith(_FILE_SUFFIXES)):
         raise UsageError(
-            f"{path} is the name of a file, but {entry_of(to).called} is a directory.",
+            f"{path} is a file name, but {entry_of(to).called} is a directory.",
             "Give the name of a directory.",
         )
 
@@ -376,7 +376,7 @@ def check_place(path: str, storage_options: Mapping[str, Any], option: str = "")
     elif path == "-" or path.startswith(_STREAMS):
         raise UsageError(f"ckptconv does not write to stdout: {option or 'OUTPUT'} cannot be {path}.", _NAMED)
     elif look(resolved(path)).kind == "other":
-        raise UsageError(f"{called} is a pipe or a device, but an output gets its name by a rename.", _NAMED)
+        raise UsageError(f"{called} is a pipe or a device, but outputs are renamed to their final names.", _NAMED)
     else:
         try:
             os.lstat(path)
@@ -449,9 +449,9 @@ def not_a_directory(path: str) -> UsageError:
     stem = os.path.splitext(path)[0]
     hint = f"Did you mean {stem}.safetensors? For a file for torch.load: ckptconv convert INPUT {stem}.pt"
     if path.endswith(model_files.INDEX):
-        hint = "An index is written with its shards, as safetensors: ckptconv convert INPUT DIR --max-shard-size SIZE"
+        hint = "An index is written together with its shards: ckptconv convert INPUT DIR --max-shard-size SIZE"
     return UsageError(
-        f"{path} looks like the name of a file, but here an output is a directory unless it ends in .safetensors.", hint
+        f"{path} looks like a file name, but this command writes a directory unless OUTPUT ends in .safetensors.", hint
     )
 
 
@@ -461,9 +461,9 @@ def _an_input(path: str) -> UsageError:
     It proposes no name made from the checkpoint's: that would suggest that the checkpoint had been converted.
     """
     return UsageError(
-        f"{path} was given as OUTPUT, but is an existing checkpoint.",
+        f"{path} is an existing checkpoint, but was given as OUTPUT.",
         f"{several('To convert several inputs: {}. ')}This command writes a directory, or a file whose name ends in "
-        ".safetensors; ckptconv convert writes .pt too.",
+        ".safetensors; ckptconv convert also writes .pt files.",
     )
 
 
@@ -474,8 +474,8 @@ def of_part(target: Target, source: Source, options: Options) -> Target:
         return target
     if source.component is not None and target.kind != "directory":
         raise UsageError(
-            f"{target.path} cannot hold a diffusers pipeline, which becomes a directory of safetensors.",
-            "Give a directory, or convert one of its models alone.",
+            f"{target.path} cannot store a diffusers pipeline, which requires a directory of safetensors.",
+            "Give a directory, or convert a single model of the pipeline.",
         )
     if source.component is not None and is_set("part", options):
         raise UsageError(
@@ -484,7 +484,7 @@ def of_part(target: Target, source: Source, options: Options) -> Target:
         )
     if target.is_file or target.is_tree:
         kind = "one file" if target.is_file else "one checkpoint"
-        raise UsageError(f"{target.path} is {kind}, but --per-rank writes a directory for every rank.")
+        raise UsageError(f"{target.path} is {kind}, but --per-rank writes one directory per rank.")
     if not source.folder:
         return target
     path = join(target.path, source.folder)

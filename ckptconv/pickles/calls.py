@@ -115,12 +115,12 @@ class Calls:
         many."""
         self.room -= count
         if self.room < 0:
-            raise ExcessiveError("makes more objects than its length allows")
+            raise ExcessiveError("creates more objects than its length allows")
 
     def find(self, module: Any, name: Any) -> Any:
         """Return the value of a name: a constant, or a `Global`, which is just the name."""
         if type(module) is not str or type(name) is not str:
-            raise MalformedError("names a class with a value that is not text")
+            raise MalformedError("has a class name that is not text")
         key = module, name
         known = self.globals.get(key)
         if known is None:
@@ -151,10 +151,10 @@ class Calls:
         if max(len(module), len(name)) > _LONGEST_NAME:
             # Python finds no module with a null byte in its name, and reads no further.
             kind = MalformedError if "\0" in module.partition(".")[0] else ExcessiveError
-            raise kind(f"names a class by {max(len(module), len(name))} characters")
+            raise kind(f"has a class name of {max(len(module), len(name))} characters")
         if mentioned not in self.known and key not in self.meanings and self._is_known(module, name):
             # Python resolves dots in the name as attributes. torch compares the joined path, wherever the module ends.
-            self.odd(f"names {brief(mentioned)} with another division into module and name")
+            self.odd(f"refers to {brief(mentioned)} with a different split into module and name")
         self.charge(1 + (len(module) + len(name)) // _BYTES_EACH)
         self.globals[key] = mentioned
         return mentioned
@@ -218,7 +218,7 @@ class Calls:
                     break
                 inner = inner.cls
             else:
-                raise ExcessiveError(f"calls the result of a call, more than {CALL_DEPTH} times over")
+                raise ExcessiveError(f"calls results of calls more than {CALL_DEPTH} levels deep")
         else:
             raise MalformedError(f"calls a value of type {type(function).__name__}")
         self.suspects.update(dict.fromkeys(suspects("of_call", function, args)))

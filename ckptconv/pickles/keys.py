@@ -82,7 +82,7 @@ class HashedKeys:
             if max(len(path), levels) > self.limits.key_depth:
                 raise ExcessiveError(f"has a key nested more than {self.limits.key_depth} levels deep")
             if weight > self.limits.key_nodes:
-                raise ExcessiveError(f"has a key made of more than {self.limits.key_nodes} parts")
+                raise ExcessiveError(f"has a key with more than {self.limits.key_nodes} parts")
             if parts:
                 part = parts.pop()
                 known = self.weights.get(id(part))
@@ -129,7 +129,7 @@ class HashedKeys:
                 elif kind not in PLAIN_KEYS and kind is not float and kind is not complex:
                     raise MalformedError(f"uses a value of type {kind.__name__} as a key")
             if nodes + len(deeper) > self.limits.key_nodes:
-                raise ExcessiveError(f"has a key made of more than {self.limits.key_nodes} parts")
+                raise ExcessiveError(f"has a key with more than {self.limits.key_nodes} parts")
             if not deeper:
                 break
             level = deeper
@@ -147,7 +147,7 @@ class HashedKeys:
             units: set[str] = set()
             forms = {_as_python(key, made_of, units) for key in container}
             if len(forms) < len(container) or len(units) > 1 or not forms.isdisjoint(made_of):
-                raise MalformedError("has keys that differ, but may be equal in Python")
+                raise MalformedError("has different keys that may be equal in Python")
 
 
 # The hash of an object without numbers.

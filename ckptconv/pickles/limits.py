@@ -76,7 +76,7 @@ def check_nesting(value: Any, limits: Limits, most: int, most_containers: int) -
                 unfinished.remove(id(container))
                 containers += nodes > 1
                 if containers > most_containers:
-                    raise ExcessiveError("makes more objects than its length allows")
+                    raise ExcessiveError("creates more objects than its length allows")
                 if nodes > _WORTH_KEEPING or (nodes > 1 and sys.getrefcount(container) > _ONE_PLACE):
                     finished[id(container)] = nodes, levels
                 if path:

@@ -144,7 +144,7 @@ class Machine(State):
             if not (isinstance(error, struct.error) or self.short or self.pos >= len(self.data)):
                 raise self.error(CorruptError, "reads from an empty stack") from None
             if self.around:
-                raise self.error(CorruptError, "has an instruction that goes beyond the end of its frame") from None
+                raise self.error(CorruptError, "has an instruction that extends beyond the end of its frame") from None
             size = len(self.data) - self.start
             raise self.error(TruncatedError, f"ends after {size} bytes, incomplete") from None
         return Loaded(value, end, tuple(self.globals.values()), tuple(self.opaque))

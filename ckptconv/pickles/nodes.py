@@ -168,11 +168,11 @@ _UNINITIALIZED = "never initialized, because the model was not called before the
 _DISTRIBUTED = "distributed over several processes, each of which saved its own part"
 
 
-_PARTIAL = "placed as Partial: each rank has a summand of every element, but none has its value"
+_PARTIAL = "placed as Partial: each rank has only a summand of every element"
 
 
 _ADVICE = {
-    _UNINITIALIZED: "Save the checkpoint after a first call of the model, or leave out the tensors with --exclude.",
+    _UNINITIALIZED: "Call the model once before saving, or leave out the tensors with --exclude.",
     _PARTIAL: "Redistribute it to Shard or Replicate before saving, or leave it out with --exclude.",
     _META: "Save the checkpoint again with its weights loaded, or leave them out with --exclude.",
     _DISTRIBUTED: (

@@ -90,7 +90,7 @@ class State(Calls):
         skipped = self.vocabulary.embedded(target, self.base + (self.size if self.around else self.pos))
         if skipped is not None:
             if self.around and self.pos < self.size:
-                self.odd("has bytes that follow a frame, and goes on in the frame")
+                self.odd("has bytes after a frame, but continues in the frame")
             position, data = skipped
             self._read(data, 0, position)
 
@@ -198,7 +198,7 @@ def _newobj_ex(machine: State) -> None:
     kwargs = machine.stack.pop()
     args = machine.stack.pop()
     if not is_kwargs(kwargs):
-        raise MalformedError("makes an object with keywords that are not a dictionary")
+        raise MalformedError("creates an object with keywords that are not a dictionary")
     machine.stack[-1] = machine.call(machine.stack[-1], args, "newobj_ex", kwargs)
 
 
@@ -286,7 +286,7 @@ def _refuse(reason: str) -> Callable[[State], None]:
     return act
 
 
-_EXTENSION = _refuse("names a class by a number of the extension registry, which only the writing Python knows")
+_EXTENSION = _refuse("refers to a class by a number in the extension registry of the Python that wrote it")
 _index, _quoted = _line_as("index"), _line_as("quoted")
 _BUFFER = _refuse("needs a buffer from outside the pickle")
 

@@ -45,7 +45,7 @@ class Deques:
                     raise ExcessiveError(f"has more than {_DEQUES_DEEP} deques inside one another")
                 if id(target) in self._inner:
                     # No pickler does this. The levels of the outer deque would have to be counted again.
-                    raise MalformedError("adds a deque to a deque that is inside another already")
+                    raise MalformedError("adds a deque to a deque that is already inside another deque")
                 self._levels[id(target)] = max(levels, self._levels.get(id(target), 1))
                 self._inner.add(id(item))
         target.extend(items)
@@ -106,7 +106,7 @@ class OtherTypes:
         try:
             return args[0].encode("latin-1")
         except UnicodeEncodeError:
-            raise MalformedError("encodes text as bytes that has characters above U+00FF") from None
+            raise MalformedError("encodes text with characters above U+00FF as bytes") from None
 
     def bytearray(self, args: tuple[Any, ...]) -> Any:
         data = self.bytes(args)

@@ -79,7 +79,7 @@ class Present:
         if claim.proposed is None or isinstance(claim.proposed, LastWord):
             raise taken_for_input(claim.path)
         raise UsageError(
-            f"{claim.path} exists, and is not recognised as an earlier output of this kind. It may be a checkpoint of "
+            f"{claim.path} exists, but is not recognised as an earlier output of this kind. It may be a checkpoint of "
             "another program, which -o would replace.",
             claim.proposed.hint,
         )
@@ -141,8 +141,8 @@ class Present:
             raise _foreign(claim.path, foreign, mixed, claim.overwrite)
         if others:
             raise UsageError(
-                f"{claim.path} holds {others[0]}, from an output of another kind: two outputs in one directory would "
-                "be read as one.",
+                f"{claim.path} contains {others[0]}, part of another kind of output: programs would read two outputs "
+                "in one directory as one.",
                 NEW_DIRECTORY,
             )
 
@@ -186,20 +186,20 @@ def _is_mixed(claim: Claim, name: str) -> bool:
 def check_clobber(options: Options, path: str) -> None:
     """Raise FailedError if nothing that exists may be replaced."""
     if not options.clobber:
-        raise FailedError(f"{path} exists, and --no-clobber forbids replacing it.")
+        raise FailedError(f"{path} exists, but --no-clobber forbids replacing it.")
 
 
 def _foreign(path: str, names: Sequence[str], mixed: Sequence[str], overwrite: bool) -> UsageError:
     """Return the error for a directory that holds `names`, which this program did not write, and of them `mixed`."""
     if overwrite:
         return UsageError(
-            f"{path} holds {mixed[0]}, which --overwrite does not replace: programs would read it together with the "
-            "output.",
+            f"{path} contains {mixed[0]}, which --overwrite does not replace: programs would read this file together "
+            "with the output.",
             NEW_DIRECTORY,
         )
     return UsageError(
-        f"{path} holds {some(names, 3, str)}, not recognised as an output of ckptconv: an output there would "
-        "replace these files, or be read together with them.",
+        f"{path} contains {some(names, 3, str)}, not recognised as an output of ckptconv: an output in this "
+        "directory would replace these files or be read together with them.",
         NEW_DIRECTORY if mixed else f"{NEW_DIRECTORY} --overwrite replaces files with the names of output files.",
     )
 
@@ -208,16 +208,16 @@ def _above(path: str, step: str) -> UsageError:
     """Return the error for the directory of a run that contains the `step` that is read."""
     own = path if is_numbered(basename(path)) else join(path, step)  # an output in a step looks like another step
     return UsageError(
-        f"{path} is the directory of the run, and the input is its step {step}: weights in {path} would be read as "
-        "those of the whole run, also when it has later steps.",
-        f"Give a directory of its own, such as {own}-safetensors, or a name that ends in .safetensors.",
+        f"{path} is the directory of the run, but the input is its step {step}: weights in {path} would be read as "
+        "those of the run, even after later steps.",
+        f"Give a new directory, such as {own}-safetensors, or a name that ends in .safetensors.",
     )
 
 
 def taken_for_input(path: str) -> UsageError:
     """Return the error for a last word that is no OUTPUT."""
     return UsageError(
-        f"{path} exists, and is not an earlier output of this command, so it is read as another input, and OUTPUT is "
+        f"{path} exists, but is not an earlier output of this command. It is read as another input, so OUTPUT is "
         "missing.",
         "Give OUTPUT with -o.",
     )

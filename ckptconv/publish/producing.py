@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ckptconv.plan import FilePlan
 
 
-_UNCHECKED = "The input has checksums of its own, which were not compared; --checksum compares them."
+_UNCHECKED = "The input contains checksums, which were not compared; --checksum compares them."
 
 
 def produce(
@@ -197,7 +197,7 @@ def _check_digests(outputs: Sequence[Output], options: Options) -> None:
         files = [output.target.path for output in outputs if not output.has_manifest]
         if files and not (options.manifest or requested(options) or part_of(options)):
             raise UsageError(
-                f"{files[0]} has no manifest for the digests.",
+                f"{files[0]} has no manifest to store the digests.",
                 "Give --manifest FILE too, or convert to a directory without --for-hub.",
             )
     for option in requested(options) if not options.digest else ():
@@ -216,7 +216,7 @@ def _untried(outputs: Sequence[Output], options: Options) -> Iterator[str]:
     """Yield a note on each store that a dry run does not write to."""
     for output in outputs if options.dry_run else ():
         if is_remote(output.target.path):
-            yield f"{output.target.path}: a dry run does not try whether its store takes files."
+            yield f"{output.target.path}: a dry run does not test writing to its store."
 
 
 def _lacking(outputs: Sequence[Output], mine: Sequence[Sequence[FilePlan]]) -> Iterator[str]:
@@ -225,7 +225,7 @@ def _lacking(outputs: Sequence[Output], mine: Sequence[Sequence[FilePlan]]) -> I
         try:
             check_space(nearest_directory(path), sum(file.size for file in files), path)
         except FailedError as error:
-            yield f"{error.message} A run that takes over files of an interrupted one needs less."
+            yield f"{error.message} A run that reuses files of an interrupted run needs less."
 
 
 def _warnings(outputs: Sequence[Output], chosen: Options, checksums: Checksums | None, done: Done) -> Iterator[str]:
@@ -236,7 +236,7 @@ def _warnings(outputs: Sequence[Output], chosen: Options, checksums: Checksums |
     if done.differing:
         yield (
             f"The tensor-parallel ranks differ in {len(done.differing)} states of unsplit parameters; the states of "
-            f"the first rank were taken: {some(done.differing, form=str)}."
+            f"the first rank were used: {some(done.differing, form=str)}."
         )
     yield from done.tally.lost(chosen.dtype or "their dtype").values()
     for output in outputs:

@@ -541,14 +541,14 @@ def _check_equal(outputs: Iterable[Output], equal: Iterable[Equal], readers: Rea
     """Raise CorruptError if tensors that are stored twice differ."""
     for name, first, second in equal:
         if not _is_same(first, second, readers):
-            raise CorruptError(f"{name!r} is stored twice, in {_places(first, second)}, with different values.")
+            raise CorruptError(f"{name!r} is stored twice, with different values: in {_places(first, second)}.")
     for output in outputs:
         for first, second in output.restored.overlaps() if output.restored else ():
             if not _is_same(first, second, readers):
                 raise CorruptError(
-                    f"{_places(first)}: the structure record says that these tensors share memory, but their shared "
-                    "elements differ: one of them was changed.",
-                    "Make the same change to both, or leave one out with --exclude.",
+                    f"{_places(first)}: according to the structure record, these tensors share memory, but their "
+                    "shared elements differ: one tensor was changed.",
+                    "Change both tensors alike, or leave one out with --exclude.",
                 )
 
 

@@ -21,13 +21,7 @@ from ckptconv.errors import UsageError
 from ckptconv.formats.run_names import TREES
 from ckptconv.formats.source import Source
 from ckptconv.outputs.computed import terms_of
-from ckptconv.outputs.targets import (
-    MANIFEST,
-    check_file,
-    directory_of,
-    files_behind,
-    kind_of_directory,
-)
+from ckptconv.outputs.targets import MANIFEST, check_file, directory_of, files_behind, kind_of_directory
 from ckptconv.publish.claims import INPUT, NEW_NAME, Claim
 from ckptconv.publish.statements import AFTERWARDS, STATEMENTS
 from ckptconv.storage.handles import HIDDEN
@@ -41,7 +35,7 @@ if TYPE_CHECKING:
 
 # The options for files that are written next to outputs. An option's name is also the kind of its file.
 _BESIDE = ("manifest", *STATEMENTS, *AFTERWARDS)
-_ELSEWHERE = "Write it to another path, and rename it afterwards if it needs this name."
+_ELSEWHERE = "Write it to another path, and rename it afterwards if necessary."
 
 
 def _further_files(options: Options) -> dict[str, tuple[str, str]]:
@@ -83,10 +77,10 @@ class Replacing:
         beside = {option: file for option, file in self._beside.items() if not (again and is_remote(file[0]))}
         if self._options.overwrite and not self._options.clobber:
             raise UsageError("--overwrite and --no-clobber contradict each other.", "Leave one out.")
+        self._check_apart(claims, {option: path for option, (path, _) in beside.items()})
         for option, (path, _) in beside.items():
             self._spared.check(path, f"The output of {option}")
             check_file(path, option, self._stores)
-        self._check_apart(claims, {option: path for option, (path, _) in beside.items()})
         for claim in claims:
             if claim.form == "file":
                 self._spared.check(claim.path, "The output")
@@ -139,11 +133,14 @@ class Replacing:
         for option, path in beside.items():
             place = resolve(path)
             if place in taken or any(claim.form in TREES and _lies_below(path, claim.path) for claim in claims):
-                raise UsageError(f"The output of {option} would replace {path}, the output.", "Give it another path.")
+                raise UsageError(f"The output of {option} would replace the output {path}.", "Give it another path.")
+            if option[2:] in STATEMENTS and any(_lies_below(path, claim.path) for claim in claims):
+                why = f"{option} {path} is in the output, but cannot describe itself."
+                raise UsageError(why, "Give a path outside the output.")
             if basename(path).startswith(HIDDEN):
                 raise UsageError(f"{option} {path}: ckptconv reserves names with this prefix.", NEW_NAME)
             if (rival := named.setdefault(place, option)) != option:
-                raise UsageError(f"{rival} and {option} both name {path}.", "Give one of them another path.")
+                raise UsageError(f"{rival} and {option} both specify {path}.", "Give one of them another path.")
 
 
 def _is_inside(inner: Claim, outer: Claim) -> bool:

@@ -161,19 +161,19 @@ class Archive:
             raise self.corrupt(str(reason)) from None
         except DisksError:
             raise UnsupportedError(
-                f"{self.file.path} is one part of a zip archive in several files.", "Join them."
+                f"{self.file.path} is one part of a zip archive in several files.", "Join the parts."
             ) from None
         if size > MAX_DIRECTORY or count > MAX_MEMBERS:
             raise LimitError(
-                f"{self.file.path}: its directory has {size} bytes, of {count} members; at most {MAX_DIRECTORY} bytes "
-                f"of {MAX_MEMBERS} members are read."
+                f"{self.file.path}: its directory has {size} bytes and {count} members; at most {MAX_DIRECTORY} bytes "
+                f"and {MAX_MEMBERS} members are supported."
             )
         return self.read_at(self._end, size), count
 
     def no_directory(self) -> CkptconvError:
         """Return the error for a file that does not end with a directory."""
         if not self.read_at(0, min(self.size, len(LOCAL_SIGNATURE))).startswith(LOCAL_SIGNATURE):
-            return self.corrupt("its beginning is not that of a zip archive")
+            return self.corrupt("it does not begin like a zip archive")
         if END_SIGNATURE in self._tail:
             return self.corrupt(
                 "its last end record does not end at the end of the file: the file was cut short, data was appended, "
@@ -199,7 +199,7 @@ class Archive:
                 disk, _, attributes, header,
             ) = ENTRY.unpack_from(directory, at)  # fmt: skip
             if signature != ENTRY_SIGNATURE:
-                raise self.corrupt(f"member {index} of {count} is not in the directory where it should be")
+                raise self.corrupt(f"member {index} of {count} is not at the expected place in the directory")
             at += ENTRY.size
             extra_at = at + name_length
             raw = directory[at:extra_at]
@@ -242,7 +242,7 @@ class Archive:
         if flags & _ENCRYPTED:
             raise UnsupportedError(f"{self.name}: member {brief(name)} is encrypted.", "Decrypt it first.")
         if flags & _PATCH:
-            raise UnsupportedError(f"{self.name}: member {brief(name)} is a patch of another file.")
+            raise UnsupportedError(f"{self.name}: member {brief(name)} is a patch for another file.")
         if disk != _ZIP64_DISK:
             raise UnsupportedError(f"{self.name}: member {brief(name)} is in another file, number {disk}.")
 
@@ -268,7 +268,7 @@ class Archive:
         for alias in other_names(raw, bool(flags & _UTF8), extra):
             if alias != name:
                 if alias in self._others or not same_inside(name, alias):
-                    raise self.corrupt(f"member {brief(name)} has the name {brief(alias)} for other readers")
+                    raise self.corrupt(f"member {brief(name)} has a different name, {brief(alias)}, for other readers")
                 self._others.add(alias)
                 self._check_odd(len(self._others))
         return name, flags | _UTF8 if name.encode() == raw else flags
@@ -284,7 +284,7 @@ class Archive:
         headers = self.headers
         first = min(headers, default=0)
         if first:
-            raise self.corrupt(f"it begins with {first} foreign bytes, which other readers may read as another file")
+            raise self.corrupt(f"it begins with {first} unknown bytes, which other readers may read as another file")
         ends = headers[1:]
         if headers:
             ends.append(self._end)
@@ -444,8 +444,8 @@ class Archive:
                     raise self._overlap(row, ends[row])
                 if room not in _DESCRIPTORS or not flags & _FOLLOWS:
                     raise self.corrupt(
-                        f"{room} bytes from byte {self._ends[row] - room} on belong to no member, but other readers "
-                        "may find one there"
+                        f"the {room} bytes from byte {self._ends[row] - room} on belong to no member, but other "
+                        "readers may find a member there"
                     )
 
     def _check_wide(self, row: int, raw: bytes, extra: bytes) -> None:
@@ -518,7 +518,7 @@ class Archive:
                 "Unpack the archive, and pack it again without compression (zip -0).",
             )
         if self.crcs[row] and zlib.crc32(data) != self.crcs[row]:
-            raise self.corrupt(f"the checksum of {name[:100]!r} is wrong: its content has changed", "Copy it again.")
+            raise self.corrupt(f"{name[:100]!r} does not match its checksum: its content has changed", "Copy it again.")
         return data
 
     def _inflated(self, name: str, data: bytes, size: int) -> bytes:

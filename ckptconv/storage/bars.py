@@ -113,5 +113,5 @@ def _shown_by(progress: Any, called: str) -> _Shown | None:
         return None
     raise UsageError(
         f"progress {brief(progress)} cannot show progress.",
-        "Give a function, a bar of tqdm or its class, a Progress of rich, or True.",
+        "Pass a function, a bar of tqdm or its class, a Progress of rich, or True.",
     )

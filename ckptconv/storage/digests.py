@@ -104,7 +104,7 @@ def check_digest(path: str, actual: str, stated: str) -> None:
     """Raise CorruptError if the SHA-256 of a file is not the stated one."""
     if actual != stated:
         raise damaged(
-            f"{path} has the SHA-256 {actual}, but its checkpoint states {stated}: the file was changed or damaged."
+            f"{path} has the SHA-256 {actual}, but its checkpoint records {stated}: the file was changed or damaged."
         )
 
 

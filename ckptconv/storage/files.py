@@ -319,7 +319,7 @@ def open_reader(file: File | str, options: Options | None = None, *, around: boo
         if entry.kind == "missing":
             raise MissingError(f"{file} does not exist.")
         if entry.kind != "file":
-            raise UsageError(f"{file} is {entry.described}, where a file was expected.")
+            raise UsageError(f"{file} is {entry.described}, but a file was expected.")
         file = entry.file
     reader = _opened(file, options)
     if not around and not is_far(file.path):
@@ -341,7 +341,7 @@ def read_text(path: str, limit: int, options: Options | None = None) -> str:
     """Return the text of a small file, at most `limit` bytes. Raises CorruptError if it is larger or not UTF-8."""
     with open_reader(path, options) as reader:
         if reader.file.size > limit:
-            raise CorruptError(f"{path} has {reader.file.size} bytes, where at most {limit} were expected.")
+            raise CorruptError(f"{path} has {reader.file.size} bytes, but at most {limit} were expected.")
         data = reader.read_at(0, reader.file.size)
     try:
         return data.decode("utf-8")

@@ -39,7 +39,7 @@ class ForeignError(FailedError):
     def __init__(self, path: str, entry: str) -> None:
         super().__init__(
             f"{path} blocks the output: it is {entry}, which is neither used nor removed. No output was published.",
-            "Remove it if you know its owner, or write to another path. One user must make all parts.",
+            "Remove it if you know its owner, or write to another path. The same user must write all parts.",
         )
 
 
@@ -324,7 +324,7 @@ def _followed(directory: str, path: str) -> str | None:
     shared = around.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     if leads is not None and shared and link.st_uid not in (os.geteuid(), around.st_uid):
         raise UnsafeError(
-            f"{path} is a link by another user to {leads}.",
+            f"{path} is a link to {leads} that another user created.",
             "Write to another path, or give the target of the link if you trust it.",
         )
     return leads

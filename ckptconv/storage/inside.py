@@ -28,15 +28,15 @@ def leads_out(name: str, directory: str = "") -> str:
     if not name.strip():
         return "it is empty"
     if _CONTROL.search(name) or not is_unicode(name):
-        return "it has characters that are not allowed in names"
+        return "it contains characters that are not allowed in names"
     if not parts[0] or _DRIVE.match(name):
         return "it is an absolute path"
     if "\\" in name or "::" in name or "://" in name:
-        return "it is a URL, or a path of another system"
+        return "it is a URL, or a path of another operating system"
     if ".." in parts:
-        return "it leads out of the directory"
+        return "it refers to a place outside the directory"
     if is_remote(directory) and _OF_URLS.search(name):
-        return "a part of it has another meaning in a URL"
+        return "a part of it has a special meaning in a URL"
     return ""
 
 
@@ -48,7 +48,7 @@ def check_inside(name: str, where: str, directory: str, *, nested: bool = True) 
         why = "it is a path"
     if why:
         raise UnsafeError(
-            f"{where} names {name[:_LONGEST]!r}, which is outside its directory: {why}. No honest checkpoint does "
-            "that, and nothing was read from there.",
-            "Do not trust its source.",
+            f"{where} refers to {name[:_LONGEST]!r}, which is outside its directory: {why}. No honest checkpoint "
+            "does that, and that place was not read.",
+            "Do not trust the source of this checkpoint.",
         )

@@ -90,18 +90,18 @@ class Sources(Protocol):
 
 def ends_early(path: str, end: int, wanted: int) -> CorruptError:
     return CorruptError(
-        f"{path} ends at byte {end}, where {wanted} more bytes were expected: the file is truncated, or was truncated "
-        "while it was read."
+        f"{path} ends at byte {end}, but {wanted} more bytes were expected: the file is truncated, or was truncated "
+        "while being read."
     )
 
 
-WRITTEN = "Try again when no program writes to it."
+WRITTEN = "Try again when no program is writing to the file."
 
 
 def changed(file: File, now: Entry) -> CorruptError:
     size = f"now has {now.file.size}" if now.file.size != file.size else "was written again"
     change = size if now.kind == "file" else "is gone now"
     return CorruptError(
-        f"{file.path} changed while it was read (it had {file.size} bytes, and {change}). It was not converted.",
+        f"{file.path} changed while it was read (it had {file.size} bytes, and {change}). The file was not converted.",
         WRITTEN,
     )

@@ -63,7 +63,7 @@ def parse(
     if len(text) * max(price for _, price in _COSTS) > MOST:
         cost += sum(text.count(character) * price for character, price in _COSTS)
     if cost > MOST:
-        raise ValueError("it describes more values than can be read")
+        raise ValueError("it contains more values than can be read")
     settings: dict[str, Any] = {"parse_float": _finite, "object_pairs_hook": hook}
     if not constants:
         settings["parse_constant"] = _no_constant
@@ -174,7 +174,7 @@ def _unicode(value: Any) -> Any:
             try:
                 item.encode()
             except UnicodeEncodeError:
-                raise ValueError(f"{item[:100]!r} holds half of a surrogate pair, which is not Unicode text") from None
+                raise ValueError(f"{item[:100]!r} contains half of a surrogate pair: invalid Unicode") from None
         elif isinstance(item, (list, tuple)):
             stack.extend(item)
     return value

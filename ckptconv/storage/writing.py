@@ -165,10 +165,10 @@ def writing(path: str) -> Iterator[None]:
             errno.ENOSPC: "Free some space, or write elsewhere.",
             errno.EDQUOT: "Your quota is exhausted: free some space, or write elsewhere.",
             errno.EFBIG: "A limit on file sizes is in force (see `ulimit -f`): use a smaller --max-shard-size.",
-            errno.EROFS: "Choose an output on a file system that can be written.",
-            errno.EACCES: "Choose an output you may write, or change its permissions.",
-            errno.EPERM: "Choose an output you may write, or change its permissions.",
-            errno.ENOENT: "Create its directory, or choose another: in some, such as /proc, no file can be created.",
+            errno.EROFS: "Choose an output on a writable file system.",
+            errno.EACCES: "Choose a writable output, or change the permissions.",
+            errno.EPERM: "Choose a writable output, or change the permissions.",
+            errno.ENOENT: "Create its directory, or choose a directory in which files can be created (not /proc).",
         }
         hint = hints.get(error.errno or 0, "")
         raise FailedError(f"{path} cannot be written: {reason(error)}. It was not published.", hint) from error
@@ -179,7 +179,7 @@ class BusyError(FailedError):
 
     def __init__(self, path: str) -> None:
         super().__init__(
-            f"{path} is being written by another process.", "Wait until it has ended, or write to another path."
+            f"{path} is being written by another process.", "Wait for that process to end, or write to another path."
         )
 
 
@@ -216,5 +216,5 @@ def check_space(
     except OSError:
         return
     if (more := size - space.f_bavail * space.f_frsize) > 0:
-        needs = f"{subject} needs {format_size(size)}, {format_size(more)} more than {directory} has free."
+        needs = f"{subject} needs {format_size(size)}, {format_size(more)} more than is free on {directory}."
         raise FailedError(needs, hint)

@@ -95,8 +95,8 @@ def directory_of(tail: bytes, at: int, position: int) -> ZipDirectory:
     # one of `start + size` and `limit` and not the other.
     if start + size != limit or count * ENTRY.size > size:
         raise ContradictionError(
-            f"its directory of {count} members and {size} bytes at byte {start} does not end at byte {limit}, where it "
-            "should"
+            f"its directory of {count} members and {size} bytes at byte {start} should end at byte {limit}, but does "
+            "not"
         )
     return ZipDirectory(start, size, count)
 

@@ -47,7 +47,7 @@ def attributes_fault(kind: str, state: Any) -> str:
             if name in _DATA and (plain or isinstance(value, (LazyTensor, Composite)) or leaves.is_tensor(value)):
                 return f"an attribute {name!r}, which would replace its data"
             if plain and name in _OWN:
-                return f"an attribute {name!r}, which is one of torch's own"
+                return f"an attribute {name!r}, which torch defines itself"
     return ""
 
 

@@ -29,12 +29,10 @@ def parse(structure: str) -> StructureRecord:
     if record["version"] != VERSION:
         raise UnsupportedError(
             f"The structure record is of version {record['version']}, but only version {VERSION} is supported.",
-            "Use the release of ckptconv that wrote it, or a later one.",
+            "Use the release of ckptconv that wrote it, or a later release.",
         )
     nodes, storages = record.get("nodes", []), record.get("storages", [])
-    expect(
-        "root" in record and type(nodes) is list and type(storages) is list, "it does not have the parts of a record"
-    )
+    expect("root" in record and type(nodes) is list and type(storages) is list, "it lacks parts of a record")
     for storage in storages:
         valid = type(storage) is list and len(storage) == 2 and is_count(storage[0]) and type(storage[1]) is str
         expect(valid, "a storage is not a size and a dtype")
@@ -85,7 +83,7 @@ def _key(record: StructureRecord, node: Any) -> Any:
 def node_at(record: StructureRecord, index: Any) -> Any:
     """Return node `index` of the table."""
     if not (is_count(index) and index < len(record.nodes)):
-        corrupt(f"it refers to node {index!r} of {len(record.nodes)}")
+        corrupt(f"it refers to node {index!r}, but has {len(record.nodes)} nodes")
     return record.nodes[index]
 
 
@@ -131,7 +129,7 @@ def tensor_names(structure: str) -> frozenset[str]:
 
 
 def corrupt(reason: str) -> NoReturn:
-    raise CorruptError(f"The structure record is malformed: {reason}.", "It was damaged, or changed by hand.")
+    raise CorruptError(f"The structure record is malformed: {reason}.", "The record was damaged, or changed by hand.")
 
 
 def expect(condition: object, reason: str) -> None:

@@ -52,7 +52,7 @@ def composite_fault(kind: str, parts: Mapping[str, Any]) -> str:
         return f"no {missing[0]}"
     unknown = [name for name in parts if name not in needed and name not in optional and name not in _COMMON]
     if unknown:
-        return f"a part {str(unknown[0])[:40]!r}, which it does not have"
+        return f"a part {str(unknown[0])[:40]!r}, which this kind of tensor does not have"
     if type(parts.get("requires_grad", False)) is not bool:
         return "requires_grad that is neither true nor false"
     # A wrapper's kind is its class, whose state may have any form.
@@ -109,7 +109,7 @@ def _constant(part: Any, kind: str) -> str:
 
 def _elements(shape: tuple[int, ...]) -> int:
     numel = math.prod(shape)
-    _need(numel < MAX_BYTES, "more elements than can be counted")
+    _need(numel < MAX_BYTES, "too many elements")
     return numel
 
 
@@ -151,7 +151,7 @@ def _check_nested(parts: Mapping[str, Any]) -> None:
     offsets = parts["storage_offsets"]
     if isinstance(offsets, (list, tuple)):  # before torch 2
         lengths: tuple[int, ...] = (len(offsets),)
-        _need(all(type(offset) is int and offset >= 0 for offset in offsets), "offsets that are not counts")
+        _need(all(type(offset) is int and offset >= 0 for offset in offsets), "negative offsets, or other types")
     else:
         lengths = _integers(offsets, "offsets")
     _need(sizes == strides, "sizes and strides of different shapes")
@@ -174,8 +174,8 @@ def _check_quantized(parts: Mapping[str, Any]) -> None:
     if "shape" in parts:
         stored, shape = math.prod(shape), _counts(parts["shape"], "a shape")
         _need(len(_counts(parts["strides"], "strides")) == len(shape), "a shape and strides of different lengths")
-        _need(dtype in PACKED or dtype == "uint8", f"several values in a byte of {dtype}")
-        _need(_elements(shape) <= stored * PACKED.get(dtype, 4), "more values than its bytes hold")
+        _need(dtype in PACKED or dtype == "uint8", f"several values per byte of {dtype}")
+        _need(_elements(shape) <= stored * PACKED.get(dtype, 4), "more values than its bytes can store")
     qscheme = _constant(parts["qscheme"], "qscheme")
     if qscheme in _PER_TENSOR:
         _need("scale" in parts and "zero_point" in parts, "no scale")

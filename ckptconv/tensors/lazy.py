@@ -337,7 +337,7 @@ class Narrow(Derived):
         self.length = length
         extent = tensor.shape[dim]
         if not 0 <= start <= start + length <= extent:
-            raise ValueError(f"[{start}, {start + length}) is not inside a dimension of {extent}")
+            raise ValueError(f"[{start}, {start + length}) is outside a dimension of {extent}")
 
     @property
     def dtype(self) -> DType:  # type: ignore[override]
@@ -371,7 +371,7 @@ class View(Derived):
         self.dtype = dtype
         self.shape = shape
         if self.nbytes != tensor.nbytes:
-            raise ValueError(f"{tensor.nbytes} bytes cannot be seen as {dtype} {shape}")
+            raise ValueError(f"{tensor.nbytes} bytes cannot be viewed as {dtype} {shape}")
 
     def moves(self, start: int, stop: int, order: Order = "output", limit: int = BLOCK) -> Iterator[Move]:
         return self.tensor.moves(start, stop, order, limit)

@@ -359,7 +359,7 @@ pickle_case(CORRUPT, "string_without_quotes", "a string without quotes", b"Shell
 pickle_case(CORRUPT, "number_of_letters", "letters for a number", b"Iabc\n")
 pickle_case(CORRUPT, "missing_entry", "a memo entry that was not stored", b"h\xee")
 pickle_case(UNSUPPORTED, "buffer", "a buffer that is not there", b"\x97")
-pickle_case(UNSUPPORTED, "extension", "a number of the extension registry", b"\x82\x01")
+pickle_case(UNSUPPORTED, "extension", "a number in the extension registry", b"\x82\x01")
 pickle_case(CORRUPT, "persistent_text", "a persistent id of text", b"Pabc\n")
 pickle_case(CORRUPT, "persistent_none", "a persistent id of nothing", NONE + b"Q")
 pickle_case(CORRUPT, "persistent_short", "a persistent id that is too short", several(text("storage")) + b"Q")

@@ -100,7 +100,7 @@ def test_a_prefix_of_wrappers_is_told(place: Path) -> None:
     torch.save({"model.a": torch.ones(2)}, "model.pt")  # which may be the module's own name
     torch.save({1: torch.ones(2)}, "numbers.pt")
     save_file(names, "flat.safetensors")
-    told = "the prefix of a model wrapper"
+    told = "a model wrapper's prefix"
     for command in (("convert", "--output=o", "--dry-run"), *((each,) for each in looking())):
         for name in ("flat.pt", "flat.safetensors"):
             said = succeeding(command[0], name, *command[1:], "--json").out
@@ -123,7 +123,7 @@ def test_an_output_that_cannot_be_written_is_refused_with_what_to_do(place: Path
     before = contents(place)
     for command, code, said in (
         ("convert a.safetensors ./a.safetensors", 2, "Write it to another path, and rename it afterwards"),
-        ("convert a.safetensors", 2, "is already in safetensors, so it needs an OUTPUT"),
+        ("convert a.safetensors", 2, "is already in safetensors, so OUTPUT is required"),
         ("pt2safetensors a.pt b.pt", 2, "is an existing checkpoint"),
     ):
         assert said in refused(code, *command.split())
@@ -135,7 +135,7 @@ def test_an_output_before_its_input_is_recognized(place: Path) -> None:
     torch.save(NESTED, "a.pt")
     before = contents(place)
     said = refused(2, "convert", "new.safetensors", "a.pt")
-    assert "new.safetensors does not exist. Nothing was written. INPUT comes first: is it 'a.pt'?" in said
+    assert "new.safetensors does not exist. Nothing was written. INPUT comes first. Is it 'a.pt'?" in said
     assert "INPUT comes first" not in refused(2, "convert", "missing.pt", "new.safetensors")
     assert contents(place) == before
 
@@ -145,7 +145,7 @@ def test_an_output_before_its_input_is_recognized_where_another_name_is_similar(
     torch.save(NESTED, "a.pt")
     save_file(WEIGHTS, "new-1.safetensors")
     said = refused(2, "convert", "new-2.safetensors", "a.pt")
-    assert "INPUT comes first: is it 'a.pt'? Or did you mean new-1.safetensors?" in said
+    assert "INPUT comes first. Is it 'a.pt'? Or did you mean new-1.safetensors?" in said
     succeeding("convert", "a.pt", "out/")
     said = refused(2, "convert", "aa.pt", "out/")
     assert "Did you mean a.pt?" in said
@@ -162,7 +162,7 @@ def test_a_command_in_the_place_of_the_input_is_recognized(place: Path) -> None:
     save_file(WEIGHTS, "a.safetensors")
     for command in looking():
         said = refused(2, "convert", "--json", command, "a.safetensors")
-        assert f"It is a command, which comes first: ckptconv {command} a.safetensors" in said
+        assert f"The command comes first: ckptconv {command} a.safetensors" in said
         succeeding(command, "a.safetensors")
 
 
@@ -183,29 +183,29 @@ def test_a_directory_of_several_checkpoints_is_said_to_hold_them(place: Path) ->
     Path("in/notes.txt").write_text("notes")
     Path("in/fsdp_config.json").write_text("{}")
     err = refused(2, "convert", "in")
-    assert "It holds several: in/a.pt, in/b c.pt. Give one of them" in err
+    assert "It contains several: in/a.pt, in/b c.pt. Give one of them" in err
 
 
 def test_a_directory_of_one_file_names_it(place: Path) -> None:
     (place / "in").mkdir()
     torch.save(NESTED, "in/epoch=0.ckpt")
-    assert "Give the checkpoint in it: in/epoch=0.ckpt" in refused(2, "convert", "in", "out")
+    assert "Give the checkpoint in this directory: in/epoch=0.ckpt" in refused(2, "convert", "in", "out")
 
 
 def test_what_an_interrupted_conversion_staged_is_not_proposed(place: Path) -> None:
     (place / "out/.ckptconv-afd41c").mkdir(parents=True)
     torch.save(NESTED, "out/.ckptconv-afd41c/model.pt")
     said = refused(2, "convert", "out", "other")
-    assert "It holds an unfinished conversion: run its command again to continue it, or delete the directory." in said
+    assert "It contains an unfinished conversion: repeat its command to continue, or delete the directory." in said
     torch.save(NESTED, "out/b.pt")
-    assert "Give the checkpoint in it: out/b.pt" in refused(2, "convert", "out", "other")
+    assert "Give the checkpoint in this directory: out/b.pt" in refused(2, "convert", "out", "other")
 
 
 def test_a_glob_that_the_shell_did_not_expand_is_explained(place: Path) -> None:
     torch.save(NESTED, "a.pt")
     assert (
-        "*.pt does not exist. Nothing was written. The shell did not expand it; without quotes it would match a.pt."
-        in refused(2, "convert", "*.pt")
+        "*.pt does not exist. Nothing was written. The shell did not expand the pattern; without quotes, it would "
+        "match a.pt." in refused(2, "convert", "*.pt")
     )
     assert "*.bin does not exist. Nothing was written. The shell found no match for the pattern" in refused(
         2, "convert", "*.bin", "out"

@@ -42,7 +42,7 @@ ERRORS: dict[str, tuple[int, Callable[[], bytes | None], list[str], str, str]] =
         1,
         lambda: SOUND,
         ["--no-clobber"],
-        "{out} exists, and --no-clobber forbids replacing it.",
+        "{out} exists, but --no-clobber forbids replacing it.",
         "",
     ),
     "usage": (2, lambda: None, [], "{path} does not exist.", ""),
@@ -72,7 +72,7 @@ ERRORS: dict[str, tuple[int, Callable[[], bytes | None], list[str], str, str]] =
         lambda: pickle.dumps(1),
         [],
         "{path} is a plain pickle, not a file of torch.save.",
-        "If it holds a state dict that you trust: load it with pickle, and write it with torch.save.",
+        "If you trust it and it contains a state dict: load it with pickle, and save it with torch.save.",
     ),
 }
 
@@ -110,7 +110,7 @@ def test_a_flipped_bit(tmp_path: Path) -> None:
     assert run.code == 4
     assert run.err == (
         f"ckptconv: {path}: the data of 'layer.weight' has changed since it was written: the CRC-32 of bytes {at} to "
-        f"{at + 24} is {zlib.crc32(data[at : at + 24]):08x}, and the archive records {zlib.crc32(DATA):08x}. No output "
+        f"{at + 24} is {zlib.crc32(data[at : at + 24]):08x}, but the archive records {zlib.crc32(DATA):08x}. No output "
         "was published. Copy or download the file again.\n"
     )
 
@@ -133,15 +133,15 @@ def test_the_kinds_are_all_there_are() -> None:
 def test_an_option_of_one_value_is_given_once(tmp_path: Path) -> None:
     torch.save({"model": {"w": torch.ones(2)}, "ema": {"w": torch.ones(2)}}, tmp_path / "x.pt")
     words = ("convert", tmp_path / "x.pt", tmp_path / "x.safetensors")
-    hint = "For several parts, give --include 'KEY.*' for each."
+    hint = "To select several subtrees, repeat --include 'KEY.*'."
     ckptconv_here(*words, "--key", "ema", "--key=model").refused(2, "--key is given 2 times, but takes", hint)
     for value, flag in (("--dry-run", "--manifest"), ("-v", "--key")):
-        needed = f"{flag} needs FILE, and {value} is an option. If {value} is its value, give {flag}={value}."
+        needed = f"{flag} needs FILE, but {value} is an option. If {value} is the value, give {flag}={value}."
         needed = needed.replace("FILE", {"--key": "PATH"}.get(flag, "FILE"))
         ckptconv_here(*words, flag, value, "--quiet").refused(2, needed)
     ckptconv_here(*words, "--dtype", "bf16", "--dtype", "bf16").refused(2, "--dtype is given 2 times", "Give it once.")
     prefixes = ("--strip-prefix", "_orig_mod.", "--strip-prefix", "module.")
-    ckptconv_here(*words, *prefixes).refused(2, "--strip-prefix is given 2 times", "--rename '^PREFIX=' for each")
+    ckptconv_here(*words, *prefixes).refused(2, "--strip-prefix is given 2 times", "repeat --rename '^PREFIX='")
     assert not (tmp_path / "x.safetensors").exists()
     assert ckptconv_here(*words, "-v", "-v", "--include", "ema.*", "--include", "model.*").code == 0
 

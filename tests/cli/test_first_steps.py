@@ -42,7 +42,7 @@ def _here(place: Path) -> None:
     os.mkfifo("pipe")
     os.symlink("gone.pt", "link.pt")
     os.symlink("circle", "circle")
-    for name in ("finished", "verify_"):
+    for name in ("finished", "verify_", "my model.pt"):
         Path(name).touch()
 
 
@@ -69,7 +69,7 @@ REFUSED: list[tuple[str, int, str]] = [
     ("convert model.pt x --safe_serialization True", 2, "found 3 arguments;Leave out 'True'"),
     ("convert model.pt '~/x.safetensors'", 2, "The shell did not expand the ~"),
     ("convert empty", 2, "but not a known checkpoint;It is empty."),
-    ("convert notes", 2, "It holds notes.txt"),
+    ("convert notes", 2, "It contains notes.txt"),
     # Files beside the output
     *(
         (f"pt2safetensors model.pt out.safetensors {option} {name}", code, said)
@@ -78,7 +78,7 @@ REFUSED: list[tuple[str, int, str]] = [
             ("empty", 2, "is a directory"),
             ("gone/file", 2, "the directory gone does not exist"),
             ("model.pt", 2, "would replace model.pt"),
-            ("out.safetensors", 2, "would replace out.safetensors"),
+            ("out.safetensors", 2, "would replace the output out.safetensors"),
         )
     ),
     *(
@@ -111,15 +111,17 @@ REFUSED: list[tuple[str, int, str]] = [
     ("version", 2, "No such command 'version'. Did you mean ckptconv --version?"),
     # Also where it is nearly the name of a command, which is suggested else.
     *(
-        (name, 2, f"{name} is not a command;ckptconv convert {name} converts it")
+        (name, 2, f"{name} is not a command;ckptconv convert {name} OUTPUT converts it")
         for name in ("model.pt", "finished", "verify_")
     ),
     (
         "pt2safetensors a.pt out b.pt 'c d.pt'",
         2,
-        "Too many arguments: b.pt c d.pt.;Quote names with blanks",
+        "Too many arguments: b.pt c d.pt.",
     ),
-    ("pt2safetensors '' out.safetensors", 2, "The input's name is empty.;not set?"),
+    ("pt2safetensors my model.pt out", 2, "Too many arguments: out.;Quote it: 'my model.pt'."),
+    ("convert my model.pt out", 2, "found 3 arguments;Quote it: 'my model.pt'." if "output_dir" in OPTIONS else "3"),
+    ("pt2safetensors '' out.safetensors", 2, "The path of the input is empty.;not set?"),
     ("--versoin", 2, "Did you mean --version?"),
     ("convert --jsn model.pt", 2, "Did you mean --json?"),
     (
@@ -158,7 +160,7 @@ def test_a_dry_run_tells_how_much_it_would_read_and_write() -> None:
     assert not Path("out").exists()
     report = json.loads(done(ckptconv_here("convert", "model.pt", "out", "--json")).out)
     written, read = (format_size(report[field]) for field in ("bytes_written", "input_bytes"))
-    assert f"in all, would write {written}, from input files of {read}" in said
+    assert f"would write {written} in all, from input files of {read}" in said
 
 
 @pytest.mark.skipif("part" not in OPTIONS, reason="there are no parts")

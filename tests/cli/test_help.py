@@ -58,11 +58,11 @@ def test_options_stand_in_groups_in_one_order() -> None:
 
 def test_a_command_tells_its_own_defaults_and_no_others() -> None:
     for command, dtype, size in (
-        ("pt2safetensors", "keep", "files as the input has them"),
+        ("pt2safetensors", "keep", "the files of the input"),
         *itertools.chain(*of_features("DEFAULTS")),
     ):
         told = help_of(command, "--help")
-        assert f"keep leaves them as they are. [default: {dtype}]" in told, command
+        assert f"keep does not cast. [default: {dtype}]" in told, command
         assert f"such as 5GB or 2GiB. [default: {size}]" in told, command
         others = {*itertools.chain(*of_features("FORMATS"))} - {command}
         assert not [name for name in others if f"for {name}" in told], command
@@ -179,16 +179,16 @@ def test_another_name_of_a_command_leads_to_it() -> None:
 
 def test_a_word_for_what_no_command_does_is_met_with_what_to_use() -> None:
     for word, advice in {
-        "unmerge": "keep its base",
+        "unmerge": "keep the base model",
         "push": "ckptconv convert INPUT DIR --for-hub writes a directory for `hf upload`.",
         "to-gguf": "convert_hf_to_gguf.py",
         "convert_hf_to_gguf.py": "convert_hf_to_gguf.py",
-        "pt2onnx": "export the model with torch",
+        "pt2onnx": "and export the model",
         "exit-codes": "ckptconv --help lists the exit codes.",
     }.items():
         err = ckptconv_here(word, "model.pt").refused(2, f"No such command '{word}'. ", advice)
         assert "Did you mean" not in err
-    ckptconv_here("convert", "model.pt", "--to", "onnx").refused(2, "it may be", "export the model with torch")
+    ckptconv_here("convert", "model.pt", "--to", "onnx").refused(2, "it may be", "and export the model")
 
 
 def test_a_word_for_an_option_of_the_program_itself_leads_to_it() -> None:
@@ -218,19 +218,19 @@ def test_options_of_other_programs_are_said_what_they_are_here() -> None:
         "--token": "HF_TOKEN",
         "-d": "OUTPUT is named after INPUT.",
         "--safe": "ckptconv runs no code from files",
-        "--pp": "as they load them",
-        "--target-tensor-parallel-size": "as they load them",
-        "--target-pipeline-parallel-size": "as they load them",
-        "--no-optim": "of a .pt file, --key model or --exclude 'optimizer.*' does",
-        "--weights-only": "ckptconv runs no code from files; --key model takes the weights",
-        "--optimizer-only": "--optimizer PATH without OUTPUT writes the states alone",
+        "--pp": "when they load them",
+        "--target-tensor-parallel-size": "when they load them",
+        "--target-pipeline-parallel-size": "when they load them",
+        "--no-optim": "for a .pt file, use --key model or --exclude 'optimizer.*'",
+        "--weights-only": "ckptconv runs no code from files; --key model selects the weights",
+        "--optimizer-only": "--optimizer PATH without OUTPUT writes only the states",
         "--use-ema": "such as --key ema",
-        "--variant": "Use --dtype; an output has the plain names",
+        "--variant": "Use --dtype. Output names have no variant",
         "--delete": "Inputs are never changed or removed.",
         "--filter": "Use --include GLOB.",
         "--load-optimizer": "Use --optimizer PATH",
         "--num-proc": "Use --jobs N.",
-        "--save-format": "It is --to KIND.",
+        "--save-format": "Use --to KIND.",
         "--log-file": "2> FILE",
     }.items():
         ckptconv_here("convert", "x.pt", option, "1").refused(2, f"There is no option {option}.", said)
@@ -258,7 +258,7 @@ def test_words_without_a_meaning_have_none() -> None:
 def test_a_path_in_the_place_of_a_command_leads_to_convert() -> None:
     for path in ("model.pt", "absent.safetensors", "my model.ckpt", "s3://bucket/model", "runs/7b/"):
         quoted = f"'{path}'" if " " in path else path
-        ckptconv_here(path).refused(2, f"{path} is not a command. ckptconv convert {quoted} converts it; ")
+        ckptconv_here(path).refused(2, f"{path} is not a command. ckptconv convert {quoted} OUTPUT converts it; ")
 
 
 # -------------------------------------------------------------------------------------------------------- environment
@@ -391,7 +391,7 @@ def test_colours_where_they_are_demanded(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_file_whose_name_is_like_an_option_is_said_how_to_give() -> None:
     torch.save({"w": torch.ones(2)}, "-x.pt")
-    ckptconv_here("convert", "-x.pt", "out").refused(2, "There is no option -x.", "If -x.pt is meant, give ./-x.pt.")
+    ckptconv_here("convert", "-x.pt", "out").refused(2, "There is no option -x.", "For the file -x.pt, give ./-x.pt.")
     assert ckptconv_here("convert", "./-x.pt", "out").code == 0
 
 

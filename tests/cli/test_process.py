@@ -217,7 +217,7 @@ main(sys.argv[1:])
     options = [tmp_path / "out.safetensors", "--memory", "4GiB", "--jobs", 1]
     found, _, err = ended(interpreter("-c", code, "pt2safetensors", small, *options))
     assert found == 1
-    assert err.startswith("ckptconv: There is not enough memory.")
+    assert err.startswith("ckptconv: Out of memory.")
     assert len(err.splitlines()) == 1
     assert os.listdir(tmp_path) == []
 
@@ -740,6 +740,6 @@ def test_a_path_where_a_command_should_be_is_met_with_the_right_one(tmp_path: Pa
     torch.save({"a": torch.ones(3)}, path)
     done = ckptconv_forked(path)
     assert done.code == 2
-    assert f"ckptconv convert {path} converts it" in done.err
+    assert f"ckptconv convert {path} OUTPUT converts it" in done.err
     for command in looking():
         assert f"ckptconv {command} {path} shows its contents" in done.err

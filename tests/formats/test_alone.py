@@ -52,7 +52,7 @@ def test_one_file_of_many_is_not_a_model(family: str, tmp_path: Path) -> None:
     path = make(tmp_path)
     before = contents(tmp_path)
     run = ckptconv_here("convert", path, tmp_path / "o.safetensors", *QUIETLY)
-    run.refused(5, path, instead.format(path), ". Or convert this file alone with --alone.")
+    run.refused(5, path, instead.format(path), ". To convert only this file, use --alone.")
     assert contents(tmp_path) == before
     for command in looking():
         shown = done(ckptconv_here(command, path, "--json"))
@@ -64,7 +64,7 @@ def test_it_is_converted_if_it_is_asked_for_alone(family: str, tmp_path: Path) -
     path = PARTS[family][0](tmp_path)
     run = ckptconv_here("convert", path, tmp_path / "o", "--alone", "--opaque", "drop", "--no-fsync", "--json")
     assert run.code == 0, run.err
-    assert any("It was converted alone." in note for note in run.json["notes"])
+    assert any("Only this file was converted." in note for note in run.json["notes"])
     verified_here(path, tmp_path / "o")  # the manifest says how it was made
     # The way back needs no further word, in one file or several.
     for output in (tmp_path / "o", tmp_path / "o.safetensors"):

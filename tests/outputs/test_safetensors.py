@@ -80,7 +80,7 @@ def test_transposed_tensors_larger_than_the_buffers_come_out_right(tmp_path: Pat
 
 def test_names_and_metadata_that_safetensors_cannot_hold_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = Inline(b"\0", DTYPES["uint8"], ())
-    with pytest.raises(UsageError, match="do not allow a tensor called __metadata__"):
+    with pytest.raises(UsageError, match="do not allow a tensor named __metadata__"):
         output.file_plan("x", {"__metadata__": tensor}, {})
     with pytest.raises(UsageError, match="surrogate"):
         output.file_plan("x", {"a\ud800": tensor}, {})

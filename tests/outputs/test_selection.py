@@ -151,7 +151,7 @@ def test_the_way_back_leaves_out_what_was_not_chosen(tmp_path: Path) -> None:
 def test_what_is_recorded_beside_the_tensors_is_told(tmp_path: Path) -> None:
     torch.save(training(), tmp_path / "x.pt")
     run = ckptconv_here("pt2safetensors", tmp_path / "x.pt")
-    note = next(line for line in run.out.splitlines() if line.startswith("the structure record also holds values"))
+    note = next(line for line in run.out.splitlines() if line.startswith("the structure record also contains values"))
     assert "under epoch, optimizer_states, callbacks, hyper_parameters, shared and 1 more" in note
     assert "--key state_dict" in note
     assert "--no-structure" in note
@@ -220,11 +220,21 @@ def test_a_glob_that_excludes_nothing_is_told(command: str, tmp_path: Path) -> N
 @every("state", [Thing(w=torch.ones(2)), {"a": Thing(w=torch.ones(2))}, {"a": Thing(b=b"x"), "n": 1}])
 def test_tensors_inside_inert_objects_alone_are_no_success(state: Any, tmp_path: Path) -> None:
     torch.save(state, tmp_path / "x.pt")
-    run = ckptconv_here("pt2safetensors", tmp_path / "x.pt", *VERIFY)
+    run = ckptconv_here("pt2safetensors", tmp_path / "x.pt", tmp_path / "out", *VERIFY)
     assert run.code == 0
     assert "warning: " in run.err
     assert "not a usable model" in run.err
     assert "verified" not in run.out
+
+
+@every("state", [Thing(b=b"x"), {"a": Thing(b=b"x"), "n": 1}, {"epoch": 3}])
+def test_a_file_without_a_tensor_becomes_no_model_next_to_it_unasked(state: Any, tmp_path: Path) -> None:
+    torch.save(state, tmp_path / "training_args.bin")
+    run = ckptconv_here("convert", tmp_path / "training_args.bin")
+    said = run.refused(2, "training_args.bin holds no tensor to write next to it", "if you name an OUTPUT")
+    assert ("it is an object of" in said and "test_selection.Thing" in said) is isinstance(state, Thing)
+    assert [path.name for path in tmp_path.iterdir()] == ["training_args.bin"]
+    done(ckptconv_here("convert", tmp_path / "training_args.bin", tmp_path / "out"))
 
 
 def test_an_object_beside_tensors_is_no_concern(tmp_path: Path) -> None:
@@ -266,7 +276,7 @@ def test_what_is_only_widened_leaves_wider_floats_and_codes_of_8_bits(dtype: str
 def test_a_key_that_only_begins_names_leads_to_include(tmp_path: Path) -> None:
     torch.save({"model.a": torch.ones(2), "head": torch.ones(2)}, tmp_path / "flat.pt")
     run = ckptconv_here("convert", tmp_path / "flat.pt", tmp_path / "out", "--key", "model")
-    run.refused(2, "The key 'model' does not exist", "choose them with --include")
+    run.refused(2, "The key 'model' does not exist", "select these names with --include")
     done(ckptconv_here("convert", tmp_path / "flat.pt", tmp_path / "out", "--include", "model.*"))
 
 
@@ -333,7 +343,7 @@ def test_a_key_that_begins_names_under_another_leads_to_these(tmp_path: Path) ->
     torch.save({"epoch": 1, "state_dict": {"ema.w": torch.ones(2), "model.w": torch.ones(3)}}, tmp_path / "x.pt")
     words = ("convert", tmp_path / "x.pt", tmp_path / "x.safetensors")
     meant = ("--key", "state_dict", "--include", "ema.*")
-    said = "Names under state_dict begin with ema.: choose them with --key state_dict --include 'ema.*'."
+    said = "Names under state_dict begin with ema.: select these with --key state_dict --include 'ema.*'."
     ckptconv_here(*words, "--key", "ema").refused(2, "The key 'ema' does not exist at the top", said)
     assert done(ckptconv_here(*words, *meant, "--json")).json["tensors"] == 1
 
@@ -362,11 +372,23 @@ def test_a_name_that_begins_with_a_dot_is_no_name(tmp_path: Path) -> None:
     assert ckptconv_here(*words, "--rename", "a=b").code == 0
 
 
+def test_a_part_of_a_wrappers_prefix_is_met_with_the_whole(tmp_path: Path) -> None:
+    weights = {f"module._orig_mod.{name}": torch.ones(1) for name in "ab"}
+    torch.save(weights, tmp_path / "x.pt")
+    torch.save({"state_dict": weights, "epoch": 1}, tmp_path / "trained.pt")
+    told = "begins with 'module._orig_mod.', the prefix of a model wrapper; "
+    for name, key in (("x.pt", ()), ("trained.pt", ("--key", "state_dict"))):
+        words = ("convert", tmp_path / name, tmp_path / "out", *key)
+        half = done(ckptconv_here(*words, "--strip-prefix", "module.")).out
+        assert f"{told}{' '.join((*key, '--strip-prefix'))} module._orig_mod. removes it." in half
+        assert "begins with" not in done(ckptconv_here(*words, "--strip-prefix", "module._orig_mod.")).out
+
+
 def test_a_pattern_of_another_language_is_met_with_the_right_one(tmp_path: Path) -> None:
     save_file({"a.0": torch.ones(1), "b": torch.ones(1)}, tmp_path / "x.safetensors")
     words = ("convert", tmp_path / "x.safetensors", tmp_path / "y.safetensors")
     for options, advice in (
-        (("--include", r"a\..*"), "It is a glob, not a regular expression"),
+        (("--include", r"a\..*"), "The pattern is a glob, not a regular expression"),
         (("--include", "a.{0,1}"), "repeat the option for each"),
         (("--include", "a.0,b"), "repeat the option for each"),
         (("--rename", "s/a/b/"), "Write 'a=b' for a to become b."),

@@ -51,14 +51,14 @@ def test_a_name_of_another_kind_is_refused_and_nothing_is_written() -> None:
                 if ending != ".ckpt" or to not in kinds.CHECKPOINTS:  # directories of Lightning end so
                     calls = [ckptconv.convert, *([] if to in kinds.CHECKPOINTS else of_features("COMPARING_OUTPUTS"))]
                     for call in calls:
-                        with pytest.raises(UsageError, match=f"x{ending} (ends in|is the name of a file)"):
+                        with pytest.raises(UsageError, match=f"x{ending} (ends in|is a file name)"):
                             call("m.safetensors", f"x{ending}", to=to)
     assert contents(Path()) == before
 
 
 def test_a_directory_that_only_to_asks_for_needs_an_output() -> None:
     for to in NAMED.keys() - {"safetensors", "pt"}:
-        ckptconv_here("convert", "m.safetensors", "--to", to).refused(2, "needs an OUTPUT: a directory")
+        ckptconv_here("convert", "m.safetensors", "--to", to).refused(2, "requires a directory as OUTPUT")
 
 
 def test_every_kind_is_named_in_the_help() -> None:

@@ -658,7 +658,7 @@ BOMBS = {
     "ordered dictionaries": (b"ccollections\nOrderedDict\nq\0" + b")RK\0h\0" * N + b")R" + b"s" * N + b".", "nested"),
     "deques in deques": (b"ccollections\ndeque\nq\0)R" + b"h\0)R" * N + b"a" * N + b".", "deques inside"),
     "deques in deques, outermost first": (
-        b"ccollections\ndeque\nq\0)Rq\1" + b"h\0)Rq\2ah\2" * N + b"h\1.", "inside another already"),
+        b"ccollections\ndeque\nq\0)Rq\1" + b"h\0)Rq\2ah\2" * N + b"h\1.", "already inside another"),
     "deques thrown away": (b"ccollections\ndeque\nq\0)R" + b"h\0)R" * N + b"a" * N + b"0N.", "deques inside"),
     "deques made of deques": (
         b"ccollections\ndeque\nq\0)R" + b"q\1h\0](h\1e\x85R" * N + b".", "deques inside"),
@@ -679,7 +679,7 @@ BOMBS = {
     "copies of a state": (
         many_keys(b"}") + b"q\0](ccollections\nOrderedDict\nq\1" + b"h\1)Rh\0b" * N + b"e.", "more objects than"),
     # Names.
-    "a long name": (b"cm\n" + b"x." * N + b"\n.", "names a class by"),
+    "a long name": (b"cm\n" + b"x." * N + b"\n.", "has a class name of"),
     "dotted names": (
         b"".join(f"c{'a.' * 450}a\n{'b.' * 450}{n}\n0".encode() for n in range(18)) + b"N.", None),
     "dotted names by reference": (DOTTED + b"N.", "more objects than"),
@@ -687,12 +687,12 @@ BOMBS = {
     "persistent ids": (b"]P" + b"x" * N + b"\na" + b"Px\na" * N + b".", None),
     "objects in objects": (b"cm\nx\nq\0)R" + b"h\0)R" * N + b"b" * N + b".", "nested"),
     "arguments of arguments": (b"cm\nx\nq\0" + b"h\0" * N + b")R" + b"\x85R" * N + b".", "nested"),
-    "results of results": (b"cm\nx\n" + b")R" * N + b".", "result of a call"),
+    "results of results": (b"cm\nx\n" + b")R" * N + b".", "results of calls"),
     "frozensets in frozensets": (b"(" * N + b"\x91" * N + b".", "key nested"),
     "a deep key": (b"})" + b"\x85" * N + b"Ns.", "key nested"),
-    "a wide key": (b"}(" + b"N" * N + b"tNs.", "key made of"),
-    "shared tuples as a key": (b"})" + b"2\x86" * 64 + b"Ns.", "key made of"),
-    "shared tuples in a set": (b"\x8f(N2\x86" + b"2\x86" * 64 + b"\x90.", "key made of"),
+    "a wide key": (b"}(" + b"N" * N + b"tNs.", "key with more than"),
+    "shared tuples as a key": (b"})" + b"2\x86" * 64 + b"Ns.", "key with more than"),
+    "shared tuples in a set": (b"\x8f(N2\x86" + b"2\x86" * 64 + b"\x90.", "key with more than"),
     "shared tuples": (b")" + b"2\x86" * 64 + b".", "by repeated references"),
     "shared lists": (b"]" + b"q\0]h\0ah\0a" * 64 + b".", "by repeated references"),
     "shared states": (b"cm\nx\n)R" + b"q\0cm\nx\n)Rh\0bh\0b" * 64 + b".", "by repeated references"),

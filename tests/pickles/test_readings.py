@@ -466,11 +466,11 @@ def test_names_are_found_as_they_are_spelled() -> None:
     for module, name in (("torch", "_utils._rebuild_tensor_v2"), ("collections.abc", "x"), ("torch._utils._x", "y")):
         data = named(module, name) + b"."
         if "_rebuild" in name:
-            with pytest.raises(CorruptError, match="with another division into module and name"):
+            with pytest.raises(CorruptError, match="with a different split into module and name"):
                 ours(data)
         else:
             assert ours(data) == Global(module, name)
-    with pytest.raises(CorruptError, match="names a class by 1001 characters"):
+    with pytest.raises(CorruptError, match="has a class name of 1001 characters"):
         ours(named("m", "x" * 1001) + b".")
 
 

@@ -172,7 +172,10 @@ def test_a_disk_that_fails_for_a_while_costs_only_what_was_not_finished(
 ) -> None:
     output = crashing.output(tmp_path / "out")
     stale = OSError(116, "Stale file handle")
-    with failing(monkeypatch, "pwrite", 7, stale), pytest.raises(FailedError, match="continues from there"):
+    with (
+        failing(monkeypatch, "pwrite", 7, stale),
+        pytest.raises(FailedError, match="run the same command again to continue"),
+    ):
         crashing.convert(output)
     assert contents(output) == crashing.old
     assert crashing.convert(output).reused >= 3

@@ -269,6 +269,6 @@ def test_the_package_blake3_gives_the_digests(mixed: Path, tmp_path: Path, monke
 
 
 def test_digests_that_would_be_kept_nowhere_are_refused(mixed: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="has no manifest for the digests"):
+    with pytest.raises(UsageError, match="has no manifest to store the digests"):
         convert(mixed, tmp_path / "out.safetensors", digest="sha256")
     assert not list(tmp_path.iterdir())

@@ -171,7 +171,7 @@ REASONS = (
     "would replace",
     "ckptconv did not write",
     "read as another input",
-    "would be read as one.",
+    "in one directory as one.",
     "not recognised as",
     "forbids",
     "contradict",
@@ -180,11 +180,11 @@ REASONS = (
     "is an input",
     "would both be",
     "files of another kind",
-    "both name",
+    "both specify",
     "is empty",
-    "read it together with",
+    "read this file together with",
     "other programs there",
-    "the whole run",
+    "those of the run",
 )
 
 # Words of commands that succeed, and what of others they replace, as they were told to.
@@ -363,7 +363,7 @@ def test_what_was_changed_since_is_not_ours_any_more(world: Path) -> None:
     os.replace("a.safetensors", "new/model.safetensors")  # of the same size, and older than the manifest
     before = tree(world)
     refused = run("convert a.pt new")
-    refused.refused(2, "new holds model.safetensors")
+    refused.refused(2, "new contains model.safetensors")
     assert "--overwrite replaces files" in refused.err
     run("convert a.pt new --overwrite --no-clobber").refused(2, "contradict")
     run("convert a.pt new --no-clobber").refused(1, "new/model.safetensors exists")
@@ -390,7 +390,9 @@ def test_a_model_and_an_adapter_are_not_put_into_one_directory(world: Path) -> N
         done(run(f"convert {first} {place}"))
         before = tree(world)
         for flag in ("", " --overwrite"):
-            run(f"convert {second} {place}{flag}").refused(2, f"{place} holds ", "as one" if not flag else "together")
+            run(f"convert {second} {place}{flag}").refused(
+                2, f"{place} contains ", "as one" if not flag else "together"
+            )
         assert tree(world) == before
         done(run(f"convert {first} {place}"))
 
@@ -414,7 +416,7 @@ def test_what_comes_while_an_output_is_made_stays(world: Path) -> None:
 def test_what_comes_between_parts_stays(world: Path) -> None:
     save_file(tensors(3), "parts/model.safetensors", {"format": "pt"})
     before = tree(world)
-    run("finish parts").refused(2, "parts holds model.safetensors")
+    run("finish parts").refused(2, "parts contains model.safetensors")
     assert tree(world) == before
     done(run("finish parts --overwrite"))
     assert torch.equal(load_file("parts/model.safetensors")["w"], tensors(2)["w"])
@@ -469,11 +471,11 @@ def test_a_second_word_that_may_be_another_input_replaces_only_an_earlier_output
             content = Path("g1.safetensors").read_bytes()
         place = world / name
         place.write_bytes(content)
-        told = run(f"convert {words} --dtype bf16").refused(2, f"{name} exists, and is not recognised as an earlier")
+        told = run(f"convert {words} --dtype bf16").refused(2, f"{name} exists, but is not recognised as an earlier")
         # Advice by which a checkpoint may be lost comes last, and says so.
         assert "It may be a checkpoint of another program, which -o would replace." in told
         assert "INPUT comes before OUTPUT." in told
-        assert told.rstrip().endswith(f"If it may be lost: -o {name}.")
+        assert told.rstrip().endswith(f"To replace it: -o {name}.")
         assert place.read_bytes() == content
         for permitted in (f"{source} -o {name}", f"{words} --overwrite"):
             place.write_bytes(content)
@@ -545,7 +547,7 @@ def test_on_a_store_too(world: Path) -> None:
                 done(run(words))
         now = {name: store.cat(name) for name in store.find("/precious")}
         assert before.items() <= now.items()
-        refused = "exists, and is not recognised as an earlier output"
+        refused = "exists, but is not recognised as an earlier output"
         assert f"-o {place}/a.safetensors." in run(f"convert a.pt {place}/a.safetensors").refused(2, refused)
         if has_feature("torch_output"):
             done(run(f"convert a.pt {place}/new.pt"))
@@ -564,5 +566,5 @@ def test_a_directory_of_its_own_is_proposed_next_to_a_step_and_not_in_it(world: 
     for above, proposed in (("checkpoint-5", "checkpoint-5-safetensors"), ("trained", "trained/step6-safetensors")):
         shutil.copytree(world / "hf", world / above / "step6")
         found = run(f"convert {above}/step6 {above}")
-        assert f"Give a directory of its own, such as {proposed}, or a name that ends in" in found.err
+        assert f"Give a new directory, such as {proposed}, or a name that ends in" in found.err
         done(run(f"convert {above}/step6 {proposed}"))

@@ -101,7 +101,7 @@ def test_a_signal_keeps_what_is_finished_and_says_where(model: Path, tmp_path: P
         done = dying(AT_SHARD.format("00004-", name), "pt2safetensors", model, out, *SHARDED)
         assert done.returncode == code
         (kept,) = staging(out)
-        assert f"kept in {kept}: the same command continues from there" in done.stderr
+        assert f"kept in {kept}: run the same command again to continue" in done.stderr
         assert {path.name for path in out.iterdir()} == {kept.name}
         shards = [path for path in kept.iterdir() if path.suffix == ".safetensors"]
         assert all(load_file(shard) for shard in shards)

@@ -48,4 +48,4 @@ def test_a_directory_of_many_files_is_resolved_once(place: Path) -> None:
 def test_data_in_the_place_of_a_path_has_to_be_in_a_file(data: object) -> None:
     with pytest.raises(UsageError, match="is not a path") as refused:
         parse_path(data)
-    assert refused.value.hint == "Write it to a file, and give the path of that."
+    assert refused.value.hint == "Write it to a file, and give the path of the file."

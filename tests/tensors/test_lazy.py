@@ -374,7 +374,7 @@ def test_tensors_that_do_not_fit_together_are_not_joined(file: File) -> None:
     one = Stored(file, 0, DTYPES["float32"], (4, 3), (3, 1))
     with pytest.raises(ValueError, match="cannot join"):
         Concat((one, Stored(file, 0, DTYPES["float32"], (4, 2), (2, 1))), 0)
-    with pytest.raises(ValueError, match="cannot be seen as"):
+    with pytest.raises(ValueError, match="cannot be viewed as"):
         View(one, DTYPES["float32"], (13,))
-    with pytest.raises(ValueError, match="not inside"):
+    with pytest.raises(ValueError, match="outside"):
         Narrow(one, 1, 2, 2)

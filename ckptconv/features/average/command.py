@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from typing import Annotated, Any
 
 import typer
 
 from ckptconv.cli.options import CONVERTING_SEVERAL, divided, named, taking
+from ckptconv.errors import CkptconvError
 from ckptconv.features.average.options import AVERAGING
 
 OTHER_WORDS = {
@@ -71,4 +74,11 @@ def average(
     from ckptconv.features.average.averaging import average as averaged
 
     steps, target = divided(words, options, "average needs at least one STEP and an OUTPUT.")
-    make("average", averaged, steps, target, options)
+    try:
+        make("average", averaged, steps, target, options)
+    except CkptconvError as error:
+        at = words.index("-") if "-" in words[1:-1] else 0
+        if at and re.match("<stdin>|Standard input", error.message):
+            minuend, subtrahend = map(shlex.quote, (words[at - 1], words[at + 1]))
+            error.hint = f"For a difference: ckptconv average {minuend} --minus {subtrahend} OUTPUT. {error.hint}"
+        raise

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ckptconv.cli.failures import with_blanks
 from ckptconv.cli.options import output_of
 from ckptconv.cli.progress import shown_by
 from ckptconv.errors import UsageError
@@ -93,9 +95,15 @@ def instead(words: Sequence[str]) -> str:
     """Return advice about `words`, too many arguments of `convert`: shards are converted as a set, others each."""
     if option := next((word for word in words if word.startswith("--")), ""):
         return f"After --, every argument is a file name, including {option}: put options before --. "
-    values = {value for option in OPTIONS.values() for value in option.kind.choices}
-    if odd := next(filter(values.__contains__, words), ""):
-        return f"If {odd!r} is a second value of an option, leave it out: an option takes one value. "
+    if name := with_blanks(words):
+        return f"Quote it: {shlex.quote(name)}. "
+    if words[-1].endswith(".json") and not os.path.exists(words[-1]):
+        return f"To write a report to {words[-1]}, use --json > {shlex.quote(words[-1])}. "
+    for odd in words:
+        flags = [option.flags[0] for option in OPTIONS.values() if odd in option.kind.choices]
+        if flags and not os.path.exists(odd):
+            meant = " or ".join(f"{flag} {odd}" for flag in flags)
+            return f"If {odd!r} is the value of an option, use {meant}; an option takes one value. "
     shards = [word for word in words if matching(OF_INDEX, basename(word))]
     directories = {dirname(shard) or "." for shard in shards}
     if len(shards) > 1 and len(directories) == 1:

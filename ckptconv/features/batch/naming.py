@@ -16,6 +16,8 @@ from ckptconv.text import some
 
 FIELDS = ("stem", "name", "parent", "number")
 _INDEX = ".index.json"
+# Templates by which an input has the same output, whatever else is named.
+_STEADY = ("{parent}-{stem}", "{name}", "{parent}-{name}")
 
 
 # The sentences on one input, and on several, that failed where others may be converted.
@@ -47,7 +49,7 @@ def output_paths(
     for input_word, name in zip(inputs, names, strict=True):
         _check_inside(name, directory, input_word.word)
     paths = [join(directory, *name.rstrip("/").split("/")) for name in names]
-    return _apart(inputs, paths, resolve, suffix)
+    return _apart(inputs, paths, resolve, directory, suffix)
 
 
 def _named(input_word: InputWord, number: int, count: int, template: str, suffix: str) -> str:
@@ -102,7 +104,7 @@ def _check_inside(name: str, directory: str, word: str) -> None:
 
 
 def _apart(
-    inputs: Sequence[InputWord], paths: Sequence[str], resolve: Callable[[str], str], suffix: str
+    inputs: Sequence[InputWord], paths: Sequence[str], resolve: Callable[[str], str], directory: str, suffix: str
 ) -> list[str | UsageError]:
     """Return the path of each input's output; an error instead of a path that another output or an input has.
 
@@ -125,8 +127,28 @@ def _apart(
             first, *others = dict.fromkeys(sharing[place])
             which = f"{some([first, *others[:-1]], form=str)} and {others[-1]}" if others else f"{first}, named twice,"
             together = "all" if len(sharing[place]) > 2 else "both"
+            is_one = len({resolve(normalize(word)) for word in sharing[place]}) == 1
             clashes[place] = UsageError(
                 f"The outputs of {which} would {together} be {path}. {UNCONVERTED[1]}",
-                f"Use --output-name to give them different names, such as '{{number}}-{{stem}}{suffix}'.",
+                "Name it once." if is_one else _apart_by(inputs, {*words}, resolve, directory, suffix),
             )
     return [clashes.get(place, path) for place, path in zip(places, paths, strict=True)]
+
+
+def _apart_by(
+    inputs: Sequence[InputWord], taken: set[str], resolve: Callable[[str], str], directory: str, suffix: str
+) -> str:
+    """Return advice with a template that gives the outputs of `inputs` different names, none of them `taken` in
+    `directory`. The number is the last resort: it depends on the other inputs."""
+    every = [fields_of(input_word, number, len(inputs)) for number, input_word in enumerate(inputs, 1)]
+    # A file does not stand for a model of several files.
+    is_set = any(input_word.is_directory or input_word.word.endswith(_INDEX) for input_word in inputs)
+    ending = "" if is_set and suffix == SUFFIX else suffix
+    for template in (f"{stem}{ending}" for stem in _STEADY):
+        named = {resolve(join(directory, _filled_in(template, fields))) for fields in every}
+        if len(named) == len(every) and not named & taken:
+            return f"Use --output-name to give them different names, such as '{template}'."
+    return (
+        f"Use --output-name to give them different names, such as '{{number}}-{{stem}}{ending}'. {{number}} is the "
+        "position in the command: if you insert an input, the outputs of the following inputs get other names."
+    )

@@ -8,7 +8,7 @@ from ckptconv.options.option import Given, option
 
 # Words of other programs for it, and an option of theirs that other commands have not.
 OTHER_WORDS = {"convert --output-dir DIR": ("batch", "convert-all")}
-OTHER_OPTIONS = {"--output-dir": "Specify OUTPUT after INPUT. For several inputs, use ckptconv convert."}
+OTHER_OPTIONS = {"--output-dir": "Specify OUTPUT last. ckptconv convert writes one output per input."}
 
 
 class BatchOptions(Given):

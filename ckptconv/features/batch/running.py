@@ -412,7 +412,8 @@ def table(results: Sequence[Outcome], width: int | None) -> Iterator[str]:
     shown = [("input", "input format", "output", "size", "time"), *rows]
     # Output, size and time of a failed input are one text.
     widths = [max(len(row[column]) for row in shown if len(row) > 3 or column < 2) for column in range(5)]
-    room = (width or 10**6) - widths[1] - widths[3] - widths[4] - 8
+    last = max(len("".join(f"  {cell}" for cell in row[5:])) for row in shown)
+    room = (width or 10**6) - widths[1] - widths[3] - widths[4] - last - 8
     for column in (0, 2):
         widths[column] = max(_NARROW, min(widths[column], _WIDE, room // 2))
     inputs = cut_column([row[0] for row in shown], widths[0])
@@ -422,6 +423,7 @@ def table(results: Sequence[Outcome], width: int | None) -> Iterator[str]:
         if len(row) > 3:
             cells.append(padded(next(outputs), widths[2]))
             cells.extend(padded(row[column], widths[column], right=True) for column in (3, 4))
+            cells.extend(row[5:])
         else:
             left = (width or 10**6) - sum(widths[:2]) - 4
             cells.append(cut(row[2], max(left, _NARROW)))
@@ -436,7 +438,10 @@ def _row(result: Outcome, is_first: bool) -> tuple[str, ...]:
         outputs = [file.path for file in report.outputs]
         where = outputs[0] if len(outputs) == 1 else os.path.dirname(outputs[0]) + "/" if outputs else ""
         size = format_size(sum(file.bytes for file in report.outputs))
-        return source, report.format, printable(where), size, f"{max(report.seconds, 0.01):.2f} s"
+        notes = [note for note in report.notes if note.startswith("This replaces ")]
+        verb = "replaces" if report.dry_run else "replaced"
+        replaced = [f"{verb} {'an earlier output' if 'earlier output' in note else 'other files'}" for note in notes]
+        return source, report.format, printable(where), size, f"{max(report.seconds, 0.01):.2f} s", *replaced
     if result.error is None or isinstance(result.error, StoppedError):
         return source, "not converted", "not begun" if result.error is None else "interrupted"
     said = printable(first_sentence(result.error.message)) if is_first else "(the same)"

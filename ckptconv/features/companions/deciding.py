@@ -14,7 +14,7 @@ from ckptconv.outputs.kinds import is_set
 from ckptconv.outputs.targets import Target, is_beside
 from ckptconv.plan import Input
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import dirname, is_remote
+from ckptconv.storage.paths import basename, dirname, is_remote, join
 from ckptconv.storage.stores import is_repository
 
 # Modules with `with_left`, which names files of inputs' directories that the output lacks: {module: way to compute}.
@@ -36,6 +36,8 @@ def accompanied(source: Source, target: Target, options: Options, parts: Collect
     A file at `target` stays unless an earlier output copied it, or it is the same. `parts` are folders of others.
     """
     source, goal, stays = _accompanied(source, target, options)
+    if stays.get("") == UNASKED and (place := _directory_of_file(source, goal, options)):
+        source = source._replace(notes=[*source.notes, f"not copied from {place}: {CONFIG} ({UNASKED})."])
     if goal.replaces - source.companions.keys():
         from ckptconv.features.companions.earlier import told_of_removal
 
@@ -85,6 +87,16 @@ def _accompanied(source: Source, target: Target, options: Options) -> tuple[Sour
         source, unfit = with_companions(source, wanted, directory, options, earlier)
         return source, goal, {**stays, **unfit}
     return source, goal, {"": UNASKED if options.asked("copy_config") is None else "--no-copy-config"}
+
+
+def _directory_of_file(source: Source, target: Target, options: Options) -> str:
+    """Return the directory of a model that was given by its file or index, if its configuration lies there, and not in
+    `target`; else ""."""
+    directory = dirname(source.path)
+    if is_remote(source.path) or is_beside(target.path, [source]) or CONFIG in source.companions:
+        return ""
+    is_model = basename(source.path).startswith(_DESCRIBED) and not is_directory(source, options.storage_options)
+    return directory if is_model and Location(join(directory, CONFIG)).kind == "file" else ""
 
 
 def _is_copied(origin: Source, source: Source, options: Options) -> bool:

@@ -89,7 +89,7 @@ class Pickles:
                     raise self.truncated(f"it ends at byte {self._stop}, within {part}") from None
                 if length >= self._longest:
                     raise LongError(
-                        f"{self.file.path}: {part} takes more than {length} bytes; at most {self._longest} are allowed."
+                        f"{self.file.path}: {part} has more than {length} bytes; at most {self._longest} are allowed."
                     ) from None
                 length *= 2
             else:

@@ -20,7 +20,7 @@ OF_CONVERSIONS = ("dcp2safetensors",)
 @taking(*named("into optimizer order for_hub universal zero_stage fresh_optimizer master unstack"), *CONVERTING)
 def dcp2safetensors(
     directory: Annotated[
-        str, typer.Argument(metavar="DIR", show_default=False, help="The directory with .metadata, or the run's.")
+        str, typer.Argument(metavar="DIR", show_default=False, help="The directory of .metadata, or of the run.")
     ],
     output: Destination = None,
     **options: Any,
@@ -41,5 +41,5 @@ def dcp2safetensors(
 
     output = destination(output, options)
     if output is None and not any(options.get(name) for name in FURTHER):
-        raise UsageError("dcp2safetensors needs an OUTPUT: a directory, or a name that ends in .safetensors.")
+        raise UsageError("dcp2safetensors requires OUTPUT: a directory, or a name that ends in .safetensors.")
     convert_one("dcp2safetensors", "dcp", directory, output, options)

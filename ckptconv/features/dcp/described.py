@@ -94,8 +94,8 @@ class Described:
         tensors = [name for name, value in self.hidden.items() if value is not None]
         if tensors:
             self.warnings.append(
-                f"Left out: the tensors inside {some(tensors, form=named)}, values that were pickled as a whole. --key "
-                "NAME converts such a value."
+                f"Left out: the tensors inside {some(tensors, form=named)}, which were pickled as whole values. To "
+                "convert one, use --key NAME."
             )
 
     def tree(self, names: Iterable[str], *, hidden: bool = False, key: str = "") -> Any:
@@ -136,8 +136,8 @@ class Described:
         return UnsupportedError(
             f"{self.directory} has no separate tensors, only values that were pickled as a whole (a planner with "
             f"flatten_state_dict=False does that): {some(keys, form=named)}.",
-            f"--key {key} converts one of them. One rank saved it, so it has only that rank's part of a distributed "
-            "tensor.",
+            f"--key {key} converts such a value. One rank saved each value, so it contains only that rank's parts of "
+            "distributed tensors.",
         )
 
     def parameters(self) -> dict[str, SavedTensor]:

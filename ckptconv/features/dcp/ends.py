@@ -33,7 +33,7 @@ def ends_of(file: File, reader: Reader, keep: int, most: int) -> Ends:
     for data in unpacking(file.path).UNPACKING[file.packed.method](file, file.packed, reader):
         size += len(data)
         if size > most:
-            raise LimitError(f"{file.path} is damaged: it unpacks to more than {most} bytes, the limit.")
+            raise LimitError(f"{file.path} is damaged: it unpacks to more than {most} bytes, which is the limit.")
         crc = crc32(data, crc)
         head += data[: max(keep - len(head), 0)]
         tail = (tail + data)[-max(keep, len(data)) :]
@@ -57,7 +57,7 @@ class EndsReader(Reader):
         start = self.file.size - len(self._tail)
         if offset >= start and offset + length <= self.file.size:
             return self._tail[offset - start : offset - start + length]
-        raise UnsupportedError(f"{self.file.path} holds more than one tensor, and is compressed.")
+        raise UnsupportedError(f"{self.file.path} contains more than one tensor, and is compressed.")
 
 
 def check_packed(archive: Reader, records: Records) -> None:
@@ -76,4 +76,4 @@ def check_packed(archive: Reader, records: Records) -> None:
     parts.append((at, len(after), zlib.crc32(after)))
     assert archive.file.packed is not None
     if combine(part for part in parts if part[1]) != archive.file.packed.crc:
-        raise damaged(f"{archive.file.path}: the checksum of its tensor is wrong: the tensor has changed.")
+        raise damaged(f"{archive.file.path}: the tensor does not match its checksum: its data has changed.")

@@ -88,7 +88,7 @@ class Entries:
         names = sorted({place.name for place in self.described.places()})
         missing = [name for name in names if name not in self.files and self._look(name) is None]
         return CorruptError(
-            f"{self.place} lacks {len(missing)} of the {len(names)} files that hold its tensors: "
+            f"{self.place} lacks {len(missing)} of the {len(names)} files with its tensors: "
             f"{some(missing, form=named)}.",
             "Copy the files of all ranks to one place.",
         )
@@ -189,7 +189,7 @@ class Entries:
             read = self._read(archive, start, size)
             if not isinstance(read.value, LazyTensor):
                 kind = type(read.value).__name__
-                raise CorruptError(f"{where()} holds a value of type {kind}, but a tensor was expected.")
+                raise CorruptError(f"{where()} contains a value of type {kind}, but a tensor was expected.")
             data = untagged(read.value)
             if isinstance(data, Stored) and len(read.records) == 1:
                 self._patterns.learn(archive, start, size, data, read.records[0])

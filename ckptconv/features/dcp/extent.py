@@ -56,5 +56,5 @@ def _covered(place: Location, described: Description) -> Iterator[tuple[str, int
         elements = math.prod(tensor.shape)
         covered = sum(math.prod(chunk.sizes) for chunk in tensor.chunks)
         if covered != elements:
-            raise CorruptError(f"{place}: {named(name)} has {elements} elements, and its chunks have {covered}.")
+            raise CorruptError(f"{place}: {named(name)} has {elements} elements, but its chunks have {covered}.")
         yield name, tensor.nbytes

@@ -42,7 +42,7 @@ def read_shards(directory: Location, inputs: dict[str, Any]) -> tuple[Descriptio
         for key, (offsets, stored) in _offsets_of(header.tensors, header.metadata, place.path).items():
             saved = described.tensors.setdefault(key, SavedTensor(stored.dtype, (0,) * len(offsets)))
             if saved.dtype != stored.dtype or len(saved.shape) != len(offsets):
-                raise CorruptError(f"{place}: {named(key)} has another type than in the other shards.")
+                raise CorruptError(f"{place}: {named(key)} has a different type in other shards.")
             ends = (offset + size for offset, size in zip(offsets, stored.shape, strict=True))
             saved.shape = tuple(map(max, saved.shape, ends))
             if stored.numel:
@@ -71,7 +71,7 @@ def chunk_in(
         head = reader.read_at(place.offset, min(16, reader.file.size - place.offset))
         if not model_files.looks_like_safetensors(head, reader.file.size - place.offset):
             raise damaged(
-                f"{where()} is not an archive of torch.save: at byte {place.offset} is {head!r}. The file belongs "
+                f"{where()} is not an archive of torch.save: byte {place.offset} begins {head!r}. The file belongs "
                 "to another save, or is damaged."
             )
         header = safetensors.read_header(reader, place.offset)
@@ -86,13 +86,13 @@ def chunk_in(
     assert isinstance(stored, Stored)
     if known.offsets != chunk.offsets:
         raise CorruptError(
-            f"{where()} is missing: the only chunk of that name begins at {list(known.offsets)}. When a rank has "
+            f"{where()} is missing: the only chunk with its name begins at {list(known.offsets)}. When a rank has "
             "several chunks of a tensor, torch saves only the last one.",
             "Save it again, in the default format.",
         )
     agree(where, (stored.dtype, stored.shape), (tensor.dtype, chunk.sizes))
     if place.length != stored.nbytes:
-        raise CorruptError(f"{where()} has {stored.nbytes} bytes, but the metadata says {place.length}.")
+        raise CorruptError(f"{where()} has {stored.nbytes} bytes, but the metadata records {place.length}.")
     return stored
 
 

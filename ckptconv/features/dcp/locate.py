@@ -57,7 +57,7 @@ def directory_of(path: str) -> str:
     """
     if path.endswith(SUFFIX):
         raise UsageError(
-            f"{path} is one part of a checkpoint: the tensors that one rank saved. The {METADATA} in its directory "
+            f"{path} contains only the tensors of a checkpoint that one rank saved. The {METADATA} in its directory "
             "describes them.",
             f"Give the directory: ckptconv dcp2safetensors {dirname(path)} OUTPUT",
         )

@@ -104,10 +104,10 @@ _TENSOR, _VALUE = Global(MODULE, "TensorStorageMetadata"), Global(MODULE, "Bytes
 def _counts(value: Any, subject: str) -> Shape:
     """Return a torch.Size, tuple or list of counts as a tuple."""
     if not isinstance(value, (tuple, list)) or len(value) > MAX_DIMS:
-        raise MalformedError(f"has {subject} that are not the numbers of a tensor's dimensions")
+        raise MalformedError(f"has {subject} that are not a valid list of dimensions")
     for number in value:
         if type(number) is not int or not 0 <= number < MAX_BYTES:
-            raise MalformedError(f"has {subject} that are not counts")
+            raise MalformedError(f"has {subject} that are not non-negative integers")
     return value if type(value) is tuple else tuple(value)
 
 
@@ -166,10 +166,10 @@ def _index(value: Opaque, state: Any) -> Any:
 def _storage_info(_: Opaque | None, state: Any) -> Any:
     known = {"relative_path", "offset", "length", "transform_descriptors"}
     if type(state) is not dict or not {"relative_path", "offset", "length"} <= state.keys() <= known:
-        raise MalformedError("has an entry whose place is not a file's name, an offset and a length")
+        raise MalformedError("has an entry whose location is not a file name, an offset and a length")
     name, offset, length = state["relative_path"], state["offset"], state["length"]
     if type(name) is not str:
-        raise MalformedError("names a file by something that is not text")
+        raise MalformedError("has a file name that is not text")
     for number in (offset, length):
         if type(number) is not int or not 0 <= number < MAX_BYTES:
             raise MalformedError(f"has an entry at byte {brief(offset)} of {brief(length)} bytes")
@@ -181,7 +181,7 @@ def _storage_info(_: Opaque | None, state: Any) -> Any:
 
 
 def _no_storage(_: Any) -> NoReturn:
-    raise MalformedError("has a persistent id, although it holds no data")
+    raise MalformedError("has a persistent id, although it contains no data")
 
 
 def vocabulary_of() -> Vocabulary:
@@ -256,7 +256,7 @@ def _add(description: Description, loaded: Loaded, where: str, of_rank: bool) ->
     placed = _places(places, where)
     for name, entry in entries.items():
         if type(name) is not str:
-            raise CorruptError(f"{where} names a tensor by something that is not text.")
+            raise CorruptError(f"{where} has a tensor name that is not text.")
         locations = placed.pop(name, {})
         if type(entry) is Opaque and entry.cls == _TENSOR:
             _add_tensor(description, name, _state(entry, where, name), locations, where, of_rank)
@@ -264,9 +264,9 @@ def _add(description: Description, loaded: Loaded, where: str, of_rank: bool) ->
             _add_value(description, name, locations, where)
         else:
             kind = entry.name if type(entry) is Opaque else type(entry).__name__
-            raise UnsupportedError(f"{where}: {named(name)} is a {kind[:_LONGEST_NAME]}, which is not known.")
+            raise UnsupportedError(f"{where}: {named(name)} has the unknown type {kind[:_LONGEST_NAME]}.")
     if placed:
-        raise CorruptError(f"{where} gives the location of {some(placed, form=named)}, but does not describe them.")
+        raise CorruptError(f"{where} records locations for {some(placed, form=named)}, but no descriptions.")
     paths = root.get("planner_data")
     if type(paths) is dict:
         for name, path in paths.items():
@@ -292,16 +292,16 @@ def _places(entries: Mapping[Any, Any], where: str) -> dict[str, dict[Shape | No
     for key, place in entries.items():
         if type(key) is not Opaque or type(key.args) is not tuple or len(key.args) != 2:
             kind = key.name if type(key) is Opaque else type(key).__name__
-            raise UnsupportedError(f"{where}: an entry is named by a {kind[:_LONGEST_NAME]}, which is not known.")
+            raise UnsupportedError(f"{where}: the key of an entry has the unknown type {kind[:_LONGEST_NAME]}.")
         if type(place) is Opaque and place.name.endswith(_STORAGE_INFO):
             # Another writer's class: recognize it by its attributes.
             try:
-                place = _storage_info(None, {**_state(place, where, subject="a place")})
+                place = _storage_info(None, {**_state(place, where, subject="a location")})
             except MalformedError as reason:
                 raise CorruptError(f"{where}: the pickle {reason}.") from None
         if type(place) is not EntryPlace:
             kind = place.name if type(place) is Opaque else type(place).__name__
-            raise UnsupportedError(f"{where}: the place of an entry is a {kind[:_LONGEST_NAME]}, which is not known.")
+            raise UnsupportedError(f"{where}: the location of an entry has the unknown type {kind[:_LONGEST_NAME]}.")
         name, offset = key.args
         if place.name not in safe:
             check_inside(place.name, where, dirname(where))
@@ -309,7 +309,7 @@ def _places(entries: Mapping[Any, Any], where: str) -> dict[str, dict[Shape | No
         locations = places.setdefault(name, {})
         if offset in locations:
             at = f" at {list(offset)}" if offset else ""
-            raise CorruptError(f"{where} gives the location of the data of {named(name)}{at} twice.")
+            raise CorruptError(f"{where} records two locations for the data of {named(name)}{at}.")
         locations[offset] = place
     return places
 
@@ -361,19 +361,22 @@ def _add_tensor(
             continue
         if place is None:
             raise CorruptError(
-                f"{where} does not give the location of the data of {named(name)} at {list(offsets)}, or has two such "
-                "chunks."
+                f"{where} records no location for the chunk of {named(name)} at {list(offsets)}, or describes that "
+                "chunk twice."
             )
         add(Chunk(offsets, sizes, place))
     if locations:
         offset = next(iter(locations))
-        raise CorruptError(f"{where} has data of {named(name)} at {list(offset or ())}, but no chunk there.")
+        raise CorruptError(
+            f"{where} records a location for data of {named(name)} at {list(offset or ())}, but describes no chunk "
+            "there."
+        )
 
 
 def _add_value(description: Description, name: str, locations: dict[Shape | None, EntryPlace], where: str) -> None:
     if len(locations) != 1:
         raise CorruptError(
-            f"{where} gives {len(locations)} locations for the value {named(name)}, but exactly one is required."
+            f"{where} records {len(locations)} locations for the value {named(name)}, but exactly one is required."
         )
     if name in description.tensors:
         raise CorruptError(f"{where} describes {named(name)} as a value, but another rank as a tensor.")
@@ -390,7 +393,7 @@ def _dtype(value: Any, name: str, where: str) -> DType:
 
 def _checked_path(path: Any, where: str) -> Path:
     if type(path) is not tuple or not path or any(type(step) not in (str, int) for step in path):
-        raise UnsupportedError(f"{where}: planner_data has a path that is not made of keys and positions.")
+        raise UnsupportedError(f"{where}: planner_data has a path with steps other than keys and positions.")
     if len(path) > MAX_DEPTH:
         raise LimitError(f"{where}: planner_data has a path of {len(path)} steps; at most {MAX_DEPTH} are supported.")
     return path
@@ -400,6 +403,6 @@ def agree(where: Callable[[], str], actual: tuple[Any, Shape], said: tuple[Any, 
     """Raise CorruptError, about a chunk, if its `actual` dtype and shape are not those that the metadata `said`."""
     if actual != said:
         raise CorruptError(
-            f"{where()} is {actual[0]} of shape {list(actual[1])}, but the metadata says {said[0]} of shape "
+            f"{where()} is {actual[0]} of shape {list(actual[1])}, but the metadata records {said[0]} of shape "
             f"{list(said[1])}: the file belongs to another save, or is damaged."
         )

@@ -71,9 +71,9 @@ def pieces_error(
         return None
     names = [name for states in flat for name in states]
     return UnsupportedError(
-        f"{directory}: its optimizer numbers the parameters, and {some(names, most=2, form=named)} fit the shape of "
-        "none of them: they are the pieces of one FSDP rank, and the checkpoint does not contain the pieces of other "
-        "ranks.",
+        f"{directory}: its optimizer numbers the parameters, and the shapes of {some(names, most=2, form=named)} "
+        "match no parameter. These states are the pieces of one FSDP rank, and the checkpoint does not contain the "
+        "other ranks' pieces.",
         "Save the states with FSDP.optim_state_dict, or get_optimizer_state_dict of torch.distributed.checkpoint. The "
         "weights can be converted without the states.",
     )
@@ -157,8 +157,7 @@ def read_states(
         if len(trees) > 1 or orders:
             return None, unnamed, [], {}
         kept = (
-            "The optimizer's states keep numbers instead of names, because the names of its parameters are not known: "
-            f"{unnamed.message}"
+            f"The optimizer states keep parameter numbers, because the parameter names are not known: {unnamed.message}"
         )
         return by_parameter([("", numbered[0])], parameters, checkpoint.directory), None, [kept], {}
     return states, None, by.notes, by.inputs

@@ -32,10 +32,10 @@ from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
 
 _CUT_SHORT = (
-    "lacks bytes of entries that are not converted here, such as an optimizer's states: the save was cut short, or the "
-    "file is another save's."
+    "lacks bytes of entries that were not converted, such as optimizer states: the save was cut short, or the file "
+    "belongs to another save."
 )
-_LAST_GOOD = "convert --last-good takes the last step of a run that is whole."
+_LAST_GOOD = "convert --last-good selects the last complete step of a run."
 
 
 # ---------------------------------------------------------------------------------------------------------- reading
@@ -85,8 +85,8 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
     notes, warnings = left.messages()
     notes += state_notes
     if is_states and roles.optimizers and not (wanted.states or wanted.key):
-        states_alone = f"{place.directory} has the states of an optimizer, and no weights"
-        notes.append(f"{states_alone}: for those, give the checkpoint of the model.")
+        states_alone = f"{place.directory} has optimizer states, but no weights"
+        notes.append(f"{states_alone}: for weights, give the checkpoint of the model.")
     if extra:
         described.mentioned.update(extra.log.mentioned)
         weights, states, unnamed = extra.arranged(weights, states, described, checkpoint.values, wanted)

@@ -10,7 +10,8 @@ from ckptconv.formats.alone import LoneKind, matching
 
 LONE = (
     LoneKind(
-        "is a rank's shard, with pieces of tensors, of torch.distributed.checkpoint's HuggingFaceStorageWriter.",
+        "is one rank's shard, written by HuggingFaceStorageWriter of torch.distributed.checkpoint: it contains "
+        "pieces of tensors.",
         "Give the directory: ckptconv dcp2safetensors {} OUTPUT",
         lambda file: SHARDING in file.metadata or matching(SHARD, file.place.name) is not None,
         is_written=True,

@@ -24,7 +24,7 @@ def not_described(directory: Location) -> CkptconvError:
         import_module(module).check_directory(directory, names)
     if f"{METADATA}.tmp" in names:
         return CorruptError(
-            f"{directory} has {METADATA}.tmp and no {METADATA}, which is written last: the save was interrupted.",
+            f"{directory} has {METADATA}.tmp, but no {METADATA}, which is written last: the save was interrupted.",
             "Take another checkpoint.",
         )
     parts = sum(name.endswith(SUFFIX) for name in names)
@@ -32,12 +32,12 @@ def not_described(directory: Location) -> CkptconvError:
     renamed = next((name for name in likely if _describes(directory, names[name])), "")
     if renamed:
         return CorruptError(
-            f"{directory} has {parts} {SUFFIX} files and no {METADATA}, which describes them; {renamed} is a renamed "
-            "one.",
-            f"Rename it to {METADATA}.",
+            f"{directory} has {parts} {SUFFIX} files, but no {METADATA} that describes them: {renamed} is a renamed "
+            f"{METADATA}.",
+            f"Rename {renamed} to {METADATA}.",
         )
     return CorruptError(
-        f"{directory} has {parts} {SUFFIX} files and no {METADATA}, which describes them: it was not copied, or the "
+        f"{directory} has {parts} {SUFFIX} files, but no {METADATA} that describes them: it was not copied, or the "
         "save was interrupted.",
         f"Copy {METADATA} too: its name begins with a dot, so a pattern such as * does not match it.",
     )

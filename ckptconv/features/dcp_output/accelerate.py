@@ -21,8 +21,8 @@ def plan(source: Source, target: Target, options: Options) -> Output:
     step = dirname(target.path)
     left = "" if options.states else "There are no optimizer states (optimizer_0): --states PATH adds them. "
     note = (
-        f"{left}Schedulers and random states come from the run: load_state takes scheduler.bin and random_states_*.pkl "
-        f"from {step}, and the Trainer trainer_state.json, scheduler.pt and rng_state_*.pth; without scheduler.pt, it "
-        "does not load the optimizer either."
+        f"{left}Copy schedulers and random states from the run to {step}: load_state reads scheduler.bin and "
+        "random_states_*.pkl, the Trainer reads trainer_state.json, scheduler.pt and rng_state_*.pth. Without "
+        "scheduler.pt, the Trainer does not load the optimizer."
     )
     return planned._replace(notices=planned.notices._replace(notes=(*planned.notices.notes, note)))

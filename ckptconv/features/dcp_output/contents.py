@@ -126,7 +126,7 @@ def contents(source: Source, options: Options, rename: Rename = selection.rename
         content.aliases = selection.untie({key: leaf.value for key, leaf in content.tensors.items()}, {})
     if empty:
         content.warnings.append(
-            f"left out, because a checkpoint of torch has no empty dicts: {some(empty, form=named)}"
+            f"left out, because torch.distributed.checkpoint stores no empty dicts: {some(empty, form=named)}"
         )
     return content
 
@@ -209,7 +209,7 @@ def _filled(source: Source, options: Options, content: DcpContents) -> Source:
     weights = dict(weights_in(source, options.key))
     weights |= {alias: weights[owner] for alias, owner in source.owners.items() if owner in weights}
     states = optimizer.filled(states, lacking, weights, source.path)
-    content.warnings.append(f"{some(lacking)} have no optimizer states yet, and got zeros.")
+    content.warnings.append(f"{some(lacking)} have no optimizer states yet: zeros were written.")
     return source._replace(optimizer=states)
 
 
@@ -237,7 +237,7 @@ def flattened(tree: Any, path: Path, empty: list[str]) -> Iterator[Leaf]:
         kind = "tensor" if is_tensor(tree) else type(tree).__name__
         raise UsageError(
             f"The state is a {kind}, but a checkpoint of torch.distributed.checkpoint needs a dict.",
-            "Choose a dict in it with --key.",
+            "Select a dict in it with --key.",
         )
     stack = [(path, tree)]
     while stack:
@@ -279,13 +279,13 @@ def _add(content: DcpContents, leaves: Iterable[Leaf], source: Source, options: 
         key = dotted(path)
         if key in content.tensors or key in content.values:
             raise UsageError(
-                f"{source.path}: two of its values would have the key {named(key)} in the checkpoint.",
-                "Rename one with --rename, or leave it out with --exclude.",
+                f"{source.path}: two values would have the key {named(key)} in the checkpoint.",
+                "Rename one of them with --rename, or leave one out with --exclude.",
             )
         if isinstance(value, Composite):
             raise UnsupportedError(
-                f"{source.path}: {named(key)} is a {value.kind[:100]} tensor, and torch.distributed.checkpoint has "
-                "only dense ones.",
+                f"{source.path}: {named(key)} is a {value.kind[:100]} tensor, but torch.distributed.checkpoint "
+                "stores only dense tensors.",
                 "Leave it out with --exclude.",
             )
         if isinstance(value, LazyTensor) and not _is_storage(value):
@@ -540,7 +540,7 @@ def _shards(tensors: Mapping[str, Leaf], placed: Iterable[tuple[str, Box, str]])
         chunks = files.setdefault(file, {})
         if key in chunks:
             raise UnsupportedError(
-                f"{named(key)} would have two chunks in one shard, but a shard can hold only one chunk of each name.",
+                f"{named(key)} would have two chunks in one shard, but a shard can store only one chunk per name.",
                 "Give --chunks N instead of --like, or write .distcp files: --to dcp.",
             )
         chunks[key] = cut(tensors[key].value, box), box

@@ -29,25 +29,25 @@ def checked_fit(source: Source, optimizer: Mapping[str, Any], path: str) -> Sour
     strangers = [name for name in states if name not in weights]
     if len(strangers) == len(states):
         raise UnsupportedError(
-            f"{path} has the optimizer states of another model, of {some(strangers, 2)}: {source.path} has no weights "
-            f"of these names, but {some(list(weights), 2)}.",
+            f"{path} has the optimizer states of another model: the states belong to {some(strangers, 2)}, but "
+            f"{source.path} has {some(list(weights), 2)}.",
             _OTHERS,
         )
     warnings = []
     if strangers:
         warnings.append(
-            f"{count_of(len(strangers), 'parameter')} with optimizer states in {path} are no weights of {source.path}: "
-            f"{some(strangers)}."
+            f"{count_of(len(strangers), 'parameter')} with optimizer states in {path} are not weights of "
+            f"{source.path}: {some(strangers)}."
         )
     if source.path != path and (others := list(_unlisted(source, optimizer, weights))):
         warnings.append(
-            f"{path} lists no parameters called {some(others)}: these weights of {source.path} get no optimizer "
-            "states, even with --fill-states. torch's strict load requires states for trained parameters."
+            f"{path} does not list the parameters {some(others)}: these weights of {source.path} get no "
+            "optimizer states, even with --fill-states. torch's strict load requires states for trained parameters."
         )
     unlike = list(_unlike({name: state for name, state in states.items() if name in weights}, weights))
     if wrong := next((text for text, is_side in unlike if not is_side), ""):
         raise UnsupportedError(f"{path}: {wrong}.", _OTHERS)
-    shapes = [f"optimizer states in {path} have other shapes than their weights: {text}." for text, _ in unlike[:1]]
+    shapes = [f"optimizer states in {path} do not have the shapes of their weights: {text}." for text, _ in unlike[:1]]
     return source._replace(warnings=[*source.warnings, *warnings, *shapes])
 
 
@@ -67,5 +67,5 @@ def _unlike(states: Mapping[str, Any], weights: Mapping[str, Any]) -> Iterator[t
         for key in _SHAPED:
             value, weight = state.get(key), weights[name]
             if isinstance(value, LazyTensor) and isinstance(weight, LazyTensor) and value.shape != weight.shape:
-                text = f"{key!r} of {name!r} has the shape {list(value.shape)}, and the weight {list(weight.shape)}"
+                text = f"{key!r} of {name!r} has the shape {list(value.shape)}, but the weight {list(weight.shape)}"
                 yield text, bool(set(value.shape) & set(weight.shape))

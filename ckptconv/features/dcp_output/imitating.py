@@ -44,12 +44,12 @@ def fitted(options: Options, layout: Layout, source: Source) -> Options:
 
 
 def _is_setting(step: str | int) -> bool:
-    """Whether a step of a path is the flat key of a setting of a parameter."""
+    """Return whether a step of a path is the flat key of a setting of a parameter."""
     return type(step) is str and step.startswith("param_groups.")
 
 
 def has_flat_states(layout: Layout) -> bool:
-    """Whether a checkpoint of this layout has the settings of an optimizer under flat keys, by parameter."""
+    """Return whether a checkpoint of this layout has an optimizer's settings under flat keys, by parameter."""
     return any(_is_setting(step) for path in layout.paths.values() for step in path)
 
 
@@ -58,10 +58,10 @@ def unlike(tensors: Mapping[str, Leaf], layout: Layout, path: str) -> Iterator[s
     their shapes, and weights that only that checkpoint has."""
     extra = [key for key in tensors if key not in layout.shapes]
     if extra:
-        yield f"not in {path} under these names, so written uncut: {some(extra)}"
+        yield f"written whole, because {path} has no tensors of these names: {some(extra)}"
     others = [key for key, (_, tensor) in tensors.items() if layout.shapes.get(key, tensor.shape) != tensor.shape]
     if others:
-        yield f"not in {path} with this shape, so written uncut: {some(others)}"
+        yield f"written whole, because their shapes differ from those in {path}: {some(others)}"
     roles = Roles.of(layout.paths.values(), [layout.paths[key] for key in layout.shapes])
     weights = [key for key in layout.shapes if roles.is_model(layout.paths[key])]
     lacking = [key for key in weights if key not in tensors]

@@ -17,7 +17,7 @@ NO_WEIGHTS = "none"
 # The refusals of options that take tensors from a reference.
 OF_WEIGHTS = dict.fromkeys(
     ("partial", "fill"),
-    ("{} takes tensors from a reference, but for this output --like only says how to cut tensors.", ""),
+    ("{} takes tensors from a reference, but for this output --like only specifies how to split tensors.", ""),
 )
 # Without states, it is for a new optimizer.
 NO_STATES = only("fresh_optimizer", "a universal checkpoint", "Leave it out: only --states writes optimizer states.")
@@ -29,16 +29,16 @@ def check_states(options: Options) -> None:
     chosen = GIVEN.of(options)
     for name in ("optimizer_key", "flat_optimizer", "fill_states") if not options.states else ():
         if is_set(name, options):
-            raise UsageError(f"{flag(name)} applies only to optimizer states, and none were requested.", _STATES)
+            raise UsageError(f"{flag(name)} applies only to optimizer states, but none were requested.", _STATES)
     if chosen.model_key == NO_WEIGHTS and not options.states:
-        raise UsageError("--model-key none leaves out the weights, so nothing is left to write.", _STATES)
+        raise UsageError("--model-key none leaves out the weights, so the output would be empty.", _STATES)
 
 
 def check(options: Options) -> None:
     """Raise UsageError for options that contradict an output of torch.distributed.checkpoint."""
     check_states(options)
     if is_set("like", options) and GIVEN.of(options).chunks is not None:
-        raise UsageError("--chunks and --like both say how to cut tensors: give one of them.")
+        raise UsageError("--chunks and --like both specify how to split tensors: give only one of them.")
 
 
 def check_of_ranks(options: Options) -> None:

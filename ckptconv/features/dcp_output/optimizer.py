@@ -94,8 +94,8 @@ def filled(
         for name in names:
             if name not in weights:
                 raise UnsupportedError(
-                    f"{where}: {brief(name)} has no optimizer states, and they cannot be created: its shape is not "
-                    "known, because it is not among the weights.",
+                    f"{where}: {brief(name)} has no optimizer states, and they cannot be created: the parameter is "
+                    "not among the weights, so its shape is not known.",
                     _UNFILLED,
                 )
             if len({frozenset(state) for state in known}) != 1:

@@ -31,8 +31,8 @@ def plan(source: Source, target: Target, options: Options) -> Output:
     """Plan a checkpoint of torch.distributed.checkpoint: the weights, and with `states` the optimizer's states."""
     if options.to == SHARDS and is_set("part", options) and is_remote(target.path):
         raise UsageError(
-            f"{target.path}: on a store, parts need an index that is written last, but safetensors shards of "
-            "torch.distributed.checkpoint have none.",
+            f"{target.path}: --part needs an index that is written last to a store, but safetensors shards of "
+            "torch.distributed.checkpoint have no index.",
             "Convert it without --part, or write it to a shared disk.",
         )
     source = with_states(source, options)
@@ -41,13 +41,13 @@ def plan(source: Source, target: Target, options: Options) -> Output:
     notes = [*planned.notices.notes]
     if source.training is not None and not options.states:
         notes.append(
-            f"There are no optimizer states in it: --states PATH adds them, such as --states {source.path}. "
-            "--model-key and --optimizer-key give the keys of weights and states."
+            f"The output has no optimizer states: add them with --states PATH, such as --states "
+            f"{source.path}. --model-key and --optimizer-key set the keys of weights and states."
         )
     if _has_numbers(source, options, content):
         notes.append(
-            f"The optimizer's states are numbered, as in {source.path}; FSDP2 needs names: --states {source.path} "
-            "gives them, under the keys of --model-key and --optimizer-key."
+            f"The optimizer states are numbered, as in {source.path}, but FSDP2 needs names: --states "
+            f"{source.path} writes states by name, under --model-key and --optimizer-key."
         )
     if not target.layout:
         notes.extend(_moved(source, target.kind, options))
@@ -68,20 +68,20 @@ def _moved(source: Source, kind: str, options: Options) -> Iterator[str]:
     if keys:
         words = " ".join(f"{flag(name)} {key}" for name, key in keys.items())
         yield (
-            f"{source.path} has weights or states under other keys than the output: {some(keys.values(), form=str)}. "
+            f"{source.path} has weights or states under different keys: {some(keys.values(), form=str)}. "
             f"{words} keeps them."
         )
     may_be_flat = options.to != SHARDS and "flat_optimizer" not in entry_of(kind).refused
     if options.states and may_be_flat and not given.flat_optimizer and _is_flat(options, layout):
         yield (
-            f"{options.states} has the optimizer's settings by parameter, as torchtitan loads them, and the output by "
-            "group: --flat-optimizer keeps them by parameter."
+            f"{options.states} stores the optimizer settings by parameter, as torchtitan loads them; the output stores "
+            "them by group: --flat-optimizer keeps them by parameter."
         )
 
 
 def _is_flat(options: Options, layout: Layout | None) -> bool:
-    """Whether the states come from a checkpoint of torch with flat states, which has this layout if the weights come
-    from it too."""
+    """Return whether the states come from a checkpoint of torch with flat states, which has this layout if the weights
+    come from it too."""
     with contextlib.suppress(CkptconvError):
         own = layout or read_layout(Location(normalize(options.states), dict(options.storage_options)))
         return has_flat_states(own)
@@ -110,11 +110,11 @@ def output_with(
     """Return the output of the planned `files`, which hold `content`."""
     warnings = [*content.chosen.warnings, *content.warnings]
     if content.left_out:
-        warnings.append(f"left out, because only the names of their classes are known: {shown(content.left_out)}")
+        warnings.append(f"left out, because their classes are known only by name: {shown(content.left_out)}")
     if content.kept:
         warnings.append(f"dcp.load will run the code named by: {shown(content.kept)}")
     if options.to == SHARDS and content.values:
-        warnings.append(f"left out, because safetensors shards hold only tensors: {some(content.values)}")
+        warnings.append(f"left out, because safetensors shards store only tensors: {some(content.values)}")
     if target.layout:
         warnings.extend(unlike(content.tensors, target.layout, options.fitting()["like"]))
     notices = Notices(

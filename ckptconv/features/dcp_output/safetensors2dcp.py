@@ -20,7 +20,7 @@ OF_CONVERSIONS = ("safetensors2dcp",)
     TO_CHECKPOINT,
     *named("chunks model_key optimizer_key flat_optimizer fill_states"),
     *(
-        each.explained("Cut the tensors like the checkpoint in REF, with its keys and its files.")
+        each.explained("Split the tensors into the same keys, chunks and files as the checkpoint in REF.")
         for each in named("like")
     ),
     STATES_READ,
@@ -39,7 +39,7 @@ def safetensors2dcp(
     dcp.load reads OUTPUT into FSDP2, DDP and plain models, on any number of ranks. Names stay unchanged; --model-key
     model stores them where {"model": model.state_dict()} looks for them. INPUT is safetensors, or a checkpoint of any
     other format: a .pt file, a DeepSpeed run, another checkpoint of torch. Other values are written as torch writes
-    them. A rank reads whole chunks: --chunks N keeps chunks small, --like DIR cuts them like those of DIR. With --to
+    them. A rank reads whole chunks: --chunks N makes chunks smaller, --like DIR uses the chunks of DIR. With --to
     torch-checkpointing, OUTPUT is a step that CheckpointManager.load of torch_checkpointing reads.
 
     \b

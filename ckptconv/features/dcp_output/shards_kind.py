@@ -17,8 +17,8 @@ KIND = DCP._replace(
     form="dcp-hf",
     idle={
         **DCP.idle,
-        "tied": "has no effect on safetensors shards, where every name has its own bytes",
-        **dict.fromkeys(("opaque", "structure"), "has no effect on safetensors shards, which hold only tensors"),
+        "tied": "has no effect on safetensors shards, where tied names do not share data",
+        **dict.fromkeys(("opaque", "structure"), "has no effect on safetensors shards, which store only tensors"),
     },
     to="dcp-hf",
     check=check_of_ranks,

@@ -20,7 +20,7 @@ from ckptconv.storage.paths import basename, is_same, normalize
 _TORCHTUNE = frozenset({"epochs_run", "total_epochs"})
 _OF_TORCHTUNE = ".attn.q_proj."
 _PATHS = "Give the output of a conversion with --optimizer, or a checkpoint with optimizer states."
-_WEIGHTS_ALONE = "Leave out --states to write the weights alone."
+_WEIGHTS_ALONE = "Leave out --states to write only the weights."
 
 
 def with_states(source: Source, given_path: str, path: str, **settings: Any) -> Source:
@@ -40,7 +40,7 @@ def with_states(source: Source, given_path: str, path: str, **settings: Any) -> 
     of_source |= {name: option.default for name, option in named_in("map size").items()}
     opening = {name: value for name, value in settings.items() if name not in FITTING}
     if Location(normalize(path), dict(settings.get("storage_options") or {})).kind == "missing":
-        raise MissingError(f"--states {path} does not exist: the optimizer states are read from it.", _PATHS)
+        raise MissingError(f"--states {path} does not exist, but the optimizer states should be read from it.", _PATHS)
     donor = open_source(normalize(path), **{**opening, **of_source, "states": True})
     alone = optimizers_alone(donor.weights)
     optimizer = None if alone else donor.states()
@@ -51,8 +51,8 @@ def with_states(source: Source, given_path: str, path: str, **settings: Any) -> 
         is_own = any(_OF_TORCHTUNE in name for name in weights_in(source))
         if entries(donor.weights).keys() >= _TORCHTUNE and not is_own:
             raise UnsupportedError(
-                f"{path} has states for torchtune's own modules, but {source.path} has the weights under other names "
-                "and with rows in another order.",
+                f"{path} has states for torchtune's own modules, but in {source.path} the weights have other names "
+                "and another order of rows.",
                 "Convert only the weights, or have torchtune save them with FullModelTorchTuneCheckpointer.",
             )
         orders = donor.wanted.orders or asked_orders({**settings, "states": True}, settings)
@@ -78,7 +78,7 @@ def with_states(source: Source, given_path: str, path: str, **settings: Any) -> 
 
 def _none(path: str) -> UsageError:
     return UsageError(
-        f"{path} holds no optimizer states by parameter.",
+        f"{path} contains no optimizer states by parameter.",
         _PATHS,
     )
 

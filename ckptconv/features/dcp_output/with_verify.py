@@ -40,7 +40,7 @@ from ckptconv.storage.paths import join
 from ckptconv.structure import keymap
 from ckptconv.text import some
 
-_STATES = "If the optimizer states were taken from somewhere (--states), say so here too."
+_STATES = "If the conversion read optimizer states with --states, give --states here too."
 
 
 def pairs(
@@ -89,7 +89,7 @@ def compare(source: Source, place: Location, path: str, options: Options, rename
             differs(join(path, METADATA), f"{named(key)} is described as a value, but is a tensor")
         saved = described.tensors[key]
         if options.to != SHARDS and described.paths[key] != steps:
-            differs(join(path, METADATA), f"{named(key)} has the path {described.paths[key]!r} in it, not {steps!r}")
+            differs(join(path, METADATA), f"{named(key)} has the path {described.paths[key]!r}, not {steps!r}")
         if saved.shape != tensor.shape:
             raise DifferenceError(
                 f"{path}: {named(key)} has shape {list(saved.shape)}, but the source has shape {list(tensor.shape)}.",
@@ -131,7 +131,7 @@ def check_keys(path: str, want: set[str], got: set[str], options: Options) -> No
         )
     if more:
         raise DifferenceError(
-            f"{path} holds {some(more)}, which the source does not have.",
+            f"{path} contains {some(more)}, which the source lacks.",
             "" if options.states else _STATES,
             what="unexpected",
             tensor=more[0],

@@ -79,13 +79,13 @@ def _of_universal_optimizer(file: LoneFile) -> bool:
 LONE = (
     LoneKind(
         "belongs to one rank, stage, layer or expert of a DeepSpeed run.",
-        "Give the directory of the run, or of its tag: ckptconv zero-to-fp32 {} OUTPUT",
+        "Give the directory of the run or tag: ckptconv zero-to-fp32 {} OUTPUT",
         _of_deepspeed,
     ),
     LoneKind(
-        "is the model file of a DeepSpeed run: it has the weights in the dtype of the training. The optimizer's fp32 "
-        "master weights are in other files.",
-        "For these, use: ckptconv zero-to-fp32 {} OUTPUT",
+        "is the model file of a DeepSpeed run: its weights have the dtype of the training. The fp32 master weights "
+        "are in the optimizer files.",
+        "To convert the master weights: ckptconv zero-to-fp32 {} OUTPUT",
         _of_zero_1,
         refused=False,
     ),
@@ -97,7 +97,7 @@ LONE = (
         lies=lambda place: place.parent.parent.name == ZERO,
     ),
     LoneKind(
-        "holds the optimizer of a universal checkpoint, without its parameters.",
+        "contains the optimizer of a universal checkpoint, without the parameters.",
         "Give the directory of the checkpoint: ckptconv zero-to-fp32 {} OUTPUT",
         _of_universal_optimizer,
         up=2,

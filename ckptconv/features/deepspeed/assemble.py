@@ -131,7 +131,7 @@ def _check_layout(
         raise UnsupportedError(
             f"{where} is an AutoEP checkpoint of ZeRO-3 whose experts are partitioned over fewer ranks than the other "
             "parameters (partition-native), which is not supported.",
-            "Convert it to a universal checkpoint with DeepSpeed's ds_to_universal.py first.",
+            "First convert it to a universal checkpoint with DeepSpeed's ds_to_universal.py.",
         )
     sharded = optims[0].stage == 3
     missing = [
@@ -142,11 +142,11 @@ def _check_layout(
         offload = optims[0].zero.get("offload_optimizer")
         device = offload.get("device") if isinstance(offload, dict) else None
         raise UnsupportedError(
-            f"{where} does not hold the weights: {sum(missing)} of its {len(missing)} flat groups are empty, because "
-            f"they were offloaded to {'NVMe' if device in (None, 'nvme') else device}, into files that only the "
+            f"{where} does not contain the weights: {sum(missing)} of its {len(missing)} flat groups are empty. They "
+            f"were offloaded to {'NVMe' if device in (None, 'nvme') else device}, into files that only the "
             "training run can read.",
-            "Load it in the training run, and save without offloading to NVMe or with "
-            "stage3_gather_16bit_weights_on_model_save.",
+            "Load it in the training run, and save it without offloading to NVMe, or "
+            "with stage3_gather_16bit_weights_on_model_save.",
         )
 
 
@@ -243,7 +243,10 @@ def _add_experts(weights: Weights, model: ModelFile, saved: Mapping[str, LazyTen
         if held and name not in weights.trainable:
             shapes = {part.shape for part in held.values()}
             if sorted(held) != list(range(len(held))) or len(shapes) != 1:
-                raise CorruptError(f"{weights.where}: the expert files hold the experts {sorted(held)} of {name!r}.")
+                raise CorruptError(
+                    f"{weights.where}: the expert files contain the experts {sorted(held)} of "
+                    f"{name!r}, but expert numbers from 0 without gaps, and equal shapes, were expected."
+                )
             parameters[name] = Concat(tuple(View(held[n], held[n].dtype, (1, *held[n].shape)) for n in sorted(held)))
     for layer in model.fused:
         for name in (f"{layer.prefix}.{w}" for w in FUSED):
@@ -251,9 +254,9 @@ def _add_experts(weights: Weights, model: ModelFile, saved: Mapping[str, LazyTen
             count = whole.shape[0] if whole is not None and whole.shape else 0
             if count != sum(map(len, layer.experts)):
                 raise CorruptError(
-                    f"{weights.where}: {name!r} holds {sum(map(len, layer.experts))} experts, but only {count} are "
-                    "present.",
-                    "Copy the expert files (layer_*_expert_*_model_states.pt) next to the others.",
+                    f"{weights.where}: {name!r} should have {sum(map(len, layer.experts))} experts, but only {count} "
+                    "are present.",
+                    "Copy the expert files (layer_*_expert_*_model_states.pt) to the same directory.",
                 )
     _check_experts(weights, saved)
 
@@ -270,17 +273,17 @@ def _check_experts(weights: Weights, saved: Mapping[str, LazyTensor]) -> None:
         lacking = [(rest, everything - numbers) for rest, numbers in parts.items() if numbers != everything]
         gaps = set(range(max(everything) + 1)) - everything
         if gaps:
-            raise CorruptError(f"{named} {len(everything)} are present, but number {min(gaps)} is missing.")
+            raise CorruptError(f"{named}, {len(everything)} are present, but number {min(gaps)} is missing.")
         if lacking:
             rest, numbers = lacking[0]
             raise CorruptError(
-                f"{named} number {min(numbers)} has no {rest.lstrip('.')}, which other experts have.",
-                "Frozen experts are in the expert files (layer_*_expert_*_model_states.pt): copy them next to the "
-                "others.",
+                f"{named}, number {min(numbers)} has no {rest.lstrip('.')}, which other experts have.",
+                "Copy the expert files (layer_*_expert_*_model_states.pt) to the same directory: they contain the "
+                "frozen experts.",
             )
         if saved and in_files.get(layer, set()) != everything:
             odd = ", ".join(map(str, sorted(everything - in_files.get(layer, set()))[:8]))
-            raise CorruptError(f"{named} the partitions hold {len(everything)}, but {odd} has no expert file.")
+            raise CorruptError(f"{named}, the partitions contain {len(everything)}, but the expert files lack {odd}.")
 
 
 def _check_aliases(weights: Weights, model: ModelFile) -> None:

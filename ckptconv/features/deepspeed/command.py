@@ -23,7 +23,12 @@ OF_CONVERSIONS = ("zero-to-fp32",)
 )
 def zero_to_fp32(
     checkpoint: Annotated[
-        str, typer.Argument(metavar="CHECKPOINT", show_default=False, help="The directory with `latest`, or a tag's.")
+        str,
+        typer.Argument(
+            metavar="CHECKPOINT",
+            show_default=False,
+            help="The directory that contains `latest`, or the directory of a tag.",
+        ),
     ],
     output: Destination = None,
     **options: Any,
@@ -45,5 +50,5 @@ def zero_to_fp32(
     options.pop("safe_serialization", None)
     output = destination(output, options)
     if output is None and not any(options.get(name) for name in FURTHER):
-        raise UsageError("zero-to-fp32 needs an OUTPUT: a directory, or a name that ends in .safetensors.")
+        raise UsageError("zero-to-fp32 requires OUTPUT: a directory, or a name that ends in .safetensors.")
     convert_one("zero-to-fp32", "deepspeed", checkpoint, output, options)

@@ -85,8 +85,8 @@ def cut_pieces(group: int, shapes: Mapping[str, Shape], optims: Sequence[OptimFi
     for optim in optims:
         if optim.masters[group].numel != end:
             raise CorruptError(
-                f"{optim.file.path}: flat group {group} has {optim.masters[group].numel} elements, and the shapes of "
-                f"its {len(shapes)} parameters, cut for {len(optims)} ranks, give {brief(end)}."
+                f"{optim.file.path}: flat group {group} has {optim.masters[group].numel} elements, but the shapes of "
+                f"its {len(shapes)} parameters, partitioned over {len(optims)} ranks, require {brief(end)}."
             )
     return Group([GroupCut(slices, list(range(len(optims))), {name: name for name in shapes}, pieces=True)], {})
 

@@ -22,19 +22,22 @@ def cut_flat(
     alignments = first.alignments[group] if group < len(first.alignments) else []
     if alignments and len(alignments) != len(shapes):
         raise CorruptError(
-            f"{first.file.path}: param_alignment_paddings has {len(alignments)} entries for group {group}, which has "
-            f"{len(shapes)} parameters."
+            f"{first.file.path}: param_alignment_paddings has {len(alignments)} entries for the {len(shapes)} "
+            f"parameters of group {group}."
         )
     slices, end = zero_layout.walk_flat(shapes, alignments)
     count = first.count(group) or world
     if world % count:
-        raise CorruptError(f"{first.file.path}: group {group} is shared by {count} ranks, which do not divide {world}.")
+        raise CorruptError(
+            f"{first.file.path}: group {group} is partitioned over {count} ranks, which is not a "
+            f"divisor of {world} ranks."
+        )
     fused = {name: experts.fused[name] for name in shapes if name in experts.fused}
     odd = [name for name in shapes if name not in fused and zero_layout.expert_of(name) is None]
     if odd and count < world:
         raise CorruptError(
-            f"{first.file.path}: group {group} is shared by {count} of {world} ranks, as only experts can be, but "
-            f"{odd[0]!r} in it is not an expert."
+            f"{first.file.path}: group {group} is partitioned over {count} of {world} ranks, but its parameter "
+            f"{odd[0]!r} is not an expert."
         )
     copies = zero_layout.ranks_of_group(world, count, experts.data_first)
     padded: list[tuple[int, ...]] = []
@@ -45,7 +48,7 @@ def cut_flat(
         if not needed <= held <= max(end, -(-end // (2 * count)) * 2 * count):
             raise CorruptError(
                 f"{where}: group {group} has {held} elements on its {count} ranks ({basename(first.file.path)} and the "
-                f"others), and its {len(shapes)} parameters with their padding take {brief(end)}."
+                f"others), but its {len(shapes)} parameters require {brief(end)} with padding."
             )
         padded.append(_check_ranks(group, slices, end, [optims[rank] for rank in ranks], world))
     if len(copies) == 1:
@@ -55,7 +58,7 @@ def cut_flat(
             sizes = ", ".join(str(len(held)) for held in held_by)
             raise UnsupportedError(
                 f"{where}: the experts of {name!r} are spread unevenly ({sizes}) over {len(copies)} ranks.",
-                "Convert it to a universal checkpoint with DeepSpeed's ds_to_universal.py first.",
+                "First convert it to a universal checkpoint with DeepSpeed's ds_to_universal.py.",
             )
     return Group(
         [
@@ -83,7 +86,7 @@ def _check_ranks(
         if held not in (size, lean):
             raise CorruptError(
                 f"{optim.file.path}: its partition of group {group} has {held} elements and a padding of "
-                f"{brief(padding)}, but partitions of that group have {brief(size)}."
+                f"{brief(padding)}, but the partitions of this group have {brief(size)} elements."
             )
         if held < size and any(other.masters[group].numel for other in optims[index + 1 :]):
             raise CorruptError(
@@ -106,9 +109,9 @@ def _partition_size(group: int, end: int, optims: Sequence[OptimFile]) -> int:
     size, rest = divmod(end + padding, len(optims))
     if rest or size < largest:
         raise CorruptError(
-            f"{optims[0].file.path} and the files of the other ranks note {brief(padding)} elements of padding for "
-            f"group {group}, whose parameters take {brief(end)}: that is not {len(optims)} partitions of {largest} "
-            "elements."
+            f"{optims[0].file.path} and the files of the other ranks record {brief(padding)} elements of padding "
+            f"for group {group}. With {brief(end)} elements of parameters, these do not fill {len(optims)} "
+            f"partitions of {largest} elements."
         )
     return size
 
@@ -132,8 +135,8 @@ def _check_fragments(
         for place in (said.get(name), walked.get(name))
     ]
     raise CorruptError(
-        f"{optim.file.path}: param_slice_mappings puts {name!r} of group {group} {texts[0]}, but the shapes put it "
-        f"{texts[1]}."
+        f"{optim.file.path}: param_slice_mappings places {name!r} of group {group} {texts[0]}, but the shapes place "
+        f"it {texts[1]}."
     )
 
 

@@ -84,7 +84,9 @@ def sniff(probe: Probe) -> Guess | None:
     if probe.is_file:
         # A pattern such as run/* has it beside the steps, of which one would be taken twice.
         if place.name == LATEST and not is_expected and probe.head[0].strip().decode("latin-1") in place.parent.names:
-            raise UsageError(f"{place} only names a step.", f"Give the directory of the run, {place.parent.path}.")
+            raise UsageError(
+                f"{place} contains only the name of a step.", f"Give the directory of the run, {place.parent.path}."
+            )
         return GUESS._replace(sure=LIKELY) if is_expected and is_rank_file(place.name) else None
     if probe.is_directory and (
         {LATEST, LATEST_UNIVERSAL} & set(place.names) or is_tag_directory(place.names) or tags_in(place)
@@ -137,7 +139,7 @@ def check_tag(path: str, tag: str) -> None:
     """Raise UsageError if `path` is not the directory of `tag`."""
     if tag not in ("", basename(path)):
         raise UsageError(
-            f"{path} is itself the directory of a tag, but --tag asks for {tag!r}.",
+            f"{path} is the directory of a tag, but --tag specifies the tag {tag!r}.",
             "Give the directory that contains the tags, or leave out --tag.",
         )
 
@@ -150,24 +152,26 @@ def _locate_in(place: Location, tag: str) -> TagDirectory:
         _check_tag(tag)
     tags = tags_in(place)
     if tag in tags:
-        return TagDirectory(place.child(tag), "the tag that was asked for")
+        return TagDirectory(place.child(tag), "the tag from --tag")
     if not tags and LATEST not in place.names:
         return _locate_below(place, tag)
     if tag:
         raise UsageError(f"{place} has no tag {tag!r} with checkpoint files.", _offer(tag, tags))
     if LATEST not in place.names:
-        raise UsageError(f"{place} has no file `latest` that says which tag to convert.", _offer("", tags))
+        raise UsageError(f"{place} has no file `latest` that specifies the tag to convert.", _offer("", tags))
     where = place.join(LATEST)
     named = where.read_text(MAX_TAG).strip()
     if not named:
-        raise CorruptError(f"{where} is empty, but should name a tag: the save was interrupted.", _offer("", tags))
+        raise CorruptError(
+            f"{where} is empty, but should contain the name of a tag: the save was interrupted.", _offer("", tags)
+        )
     check_inside(named, where.path, place.path, nested=False)
     if named not in tags:
         raise CorruptError(
-            f"{where} names the tag {named!r}, but no directory of that name with checkpoint files is next to it.",
+            f"{where} contains the tag {named!r}, but no directory of this name with checkpoint files is next to it.",
             _offer(named, tags),
         )
-    return TagDirectory(place.child(named), "the tag that `latest` names", where.path)
+    return TagDirectory(place.child(named), "the tag in `latest`", where.path)
 
 
 def _locate_below(place: Location, tag: str) -> TagDirectory:
@@ -179,14 +183,14 @@ def _locate_below(place: Location, tag: str) -> TagDirectory:
     with_tag = f" with the tag {tag!r}" if tag else ""
     if below:
         raise UsageError(
-            f"{place} holds {len(below)} checkpoints{with_tag}, but is not a checkpoint itself.",
+            f"{place} contains {len(below)} checkpoints{with_tag}, but is not a checkpoint.",
             f"Give one of them: {_shortened(below)}.",
         )
     raise UsageError(
-        f"{place} is not a DeepSpeed checkpoint{with_tag}: there is neither `latest` nor a file named "
-        "*_optim_states.pt or *_model_states.pt in it, or in a directory in it.",
-        "Give the directory that was passed to save_checkpoint. ckptconv convert takes checkpoints of other programs, "
-        "without --per-rank.",
+        f"{place} is not a DeepSpeed checkpoint{with_tag}: neither it nor a directory in it contains "
+        "`latest`, *_optim_states.pt or *_model_states.pt.",
+        "Give the directory that was passed to save_checkpoint. For checkpoints of other programs, use ckptconv "
+        "convert, without --per-rank.",
     )
 
 
@@ -198,12 +202,12 @@ def checkpoints_in(place: Location, tag: str = "") -> list[str]:
 
 def _check_tag(tag: str) -> None:
     if leads_out(tag) or "/" in tag or tag == ".":
-        raise UsageError(f"--tag names {tag!r}, which is not a directory next to the tags.")
+        raise UsageError(f"--tag specifies {tag!r}, which is not a directory in that of the run.")
 
 
 def _offer(wanted: str, tags: list[str]) -> str:
     if not tags:
-        return "It contains no tags."
+        return "The directory contains no tags."
     import difflib
 
     close = difflib.get_close_matches(wanted, _numbered(tags), n=1)
@@ -276,7 +280,7 @@ def locate_universal(place: Location, tag: str) -> Location | None:
         tag = where.read_text(MAX_TAG).strip()
         check_inside(tag, where.path, place.path, nested=False)
         if names.get(tag, missing).kind != "directory":
-            raise CorruptError(f"{where} names {tag!r}, but no such directory is next to it.")
+            raise CorruptError(f"{where} contains {tag!r}, but no directory of this name is next to it.")
     if names.get(tag, missing).kind != "directory":
         return None
     inner = place.child(tag)

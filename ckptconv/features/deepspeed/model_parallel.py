@@ -87,7 +87,9 @@ def unite_stages(
                 rest.setdefault(name, tensor)
     missing = sorted(buffers - set(whole.buffers))
     if missing:
-        raise CorruptError(f"{whole.where}: the buffers {', '.join(missing[:5])} are listed, but are in no layer file.")
+        raise CorruptError(
+            f"{whole.where}: the buffers {', '.join(missing[:5])} are listed, but not in any layer file."
+        )
     return whole
 
 
@@ -171,8 +173,7 @@ def _learn(tables: Sequence[Table[Any]], names: Sequence[str], where: str) -> No
         raise CorruptError(f"{where}: {wrong} in universal_checkpoint_info is not a valid pattern: {error}.") from None
     except LimitsError:
         raise _unjoined(
-            f"{where}: patterns in universal_checkpoint_info cannot be used: they take too long to match with so many "
-            "names."
+            f"{where}: matching the patterns in universal_checkpoint_info with so many names takes too long."
         ) from None
     for table, first in zip(used, matches, strict=True):
         table.learn(names, first)
@@ -293,7 +294,7 @@ def _sub_parameters(part: Any, widths: Mapping[str, Any], where: str) -> Iterato
             yield str(pattern), SubParameters(whole, int(dim), sizes, held)
     except (TypeError, KeyError, IndexError, ValueError) as error:
         raise CorruptError(
-            f"{where}: parameter_with_sub_params holds {brief(part, 80)}, which is not a shape."
+            f"{where}: parameter_with_sub_params contains {brief(part, 80)}, which is not a shape."
         ) from error
 
 
@@ -364,8 +365,7 @@ class _Merger:
                 if mine != other:
                     odd = sorted(mine ^ other)[:3]
                     raise CorruptError(
-                        f"{self.where}: tensor-parallel ranks 0 and {index} do not hold the same names "
-                        f"({', '.join(odd)}).",
+                        f"{self.where}: tensor-parallel ranks 0 and {index} have different names ({', '.join(odd)}).",
                         PER_RANK,
                     )
 
@@ -400,7 +400,7 @@ class _Merger:
         patterns = self.patterns
         reason = patterns.unsupported.get(name)
         if reason is not None:
-            raise _unjoined(f"{self.where}: cannot determine how {name!r} was cut: {reason}.")
+            raise _unjoined(f"{self.where}: cannot determine how {name!r} was split: {reason}.")
         try:
             placed = patterns.maps.get(name)
             if placed is not None:
@@ -412,7 +412,7 @@ class _Merger:
             shapes = ", ".join(str(list(part.shape)) for part in slices)
             raise CorruptError(
                 f"{self.where}: the slices of {name!r}, of shapes {shapes}, cannot be joined as "
-                f"universal_checkpoint_info says: {error}.",
+                f"universal_checkpoint_info specifies: {error}.",
                 PER_RANK,
             ) from error
         return joined
@@ -431,7 +431,7 @@ class _Merger:
         if sub is not None:
             return _join_sub_parameters(slices, sub)
         if not slices[0].shape:
-            raise ValueError("a single value cannot be cut, but it is not marked as replicated")
+            raise ValueError("a scalar cannot be split, but it is not marked as replicated")
         return Concat(tuple(slices), 1 if patterns.rows.get(name) else 0)
 
     def _join_pieces(self, name: str, slices: Sequence[LazyTensor], placed: PieceMap) -> LazyTensor:
@@ -450,7 +450,7 @@ class _Merger:
                 raise ValueError(f"its pieces end at {end}, but the next begins at {piece.start}")
         joined = Concat(tuple(tensor for _, tensor in parts), placed.dim) if parts else slices[0]
         if joined.shape != placed.shape:
-            raise ValueError(f"its pieces fill only {list(joined.shape)} of {list(placed.shape)}")
+            raise ValueError(f"its pieces cover only {list(joined.shape)} of {list(placed.shape)}")
         return joined
 
 
@@ -470,25 +470,25 @@ def _join_sub_parameters(slices: Sequence[LazyTensor], sub: SubParameters) -> La
         # Before DeepSpeed wrote tuples, an int was the size of one parameter, or the number of several equal ones.
         whole = sum(part.shape[dim] for part in slices) if len(slices[0].shape) > dim else sizes
         if sizes < 1 or whole % sizes:
-            raise ValueError(f"{brief(sizes)} sub-parameters do not divide {brief(whole)}")
+            raise ValueError(f"{brief(whole)} is not divisible by {brief(sizes)} sub-parameters")
         sizes = (whole,) if whole == sizes else (whole // sizes,) * sizes
     widths = sub.widths
     if widths is None:
         uneven = [size for size in sizes if size % ranks]
         if uneven:
-            raise ValueError(f"a sub-parameter of {brief(uneven[0])} cannot have been cut for {ranks} ranks")
+            raise ValueError(f"a sub-parameter of size {brief(uneven[0])} cannot be split over {ranks} ranks")
         widths = tuple((size // ranks,) * ranks for size in sizes)
     if len(widths) != len(sizes) or any(len(by_rank) != ranks or min(by_rank) < 0 for by_rank in widths):
         raise ValueError("sub_param_shard_widths does not give the width of each sub-parameter on each rank")
     if any(sum(by_rank) != size for by_rank, size in zip(widths, sizes, strict=True)):
-        raise ValueError("sub_param_shard_widths does not add up to the sub-parameters")
+        raise ValueError("the sums in sub_param_shard_widths differ from the sizes of the sub-parameters")
     shape = list(sub.shape)
     shape[dim] = sum(sizes)
     open_dims = [index for index, size in enumerate(shape) if size < 0]
     known = math.prod(size for size in shape if size >= 0)
     total = sum(part.numel for part in slices)
     if len(open_dims) > 1 or (open_dims and (not known or total % known)):
-        raise ValueError(f"{total} elements are not of the shape {brief(shape)}")
+        raise ValueError(f"{total} elements do not match the shape {brief(shape)}")
     for index in open_dims:
         shape[index] = total // known
     shaped = [
@@ -505,7 +505,7 @@ def _interleave(slices: Sequence[LazyTensor], dim: int, widths: Sequence[Sequenc
     """
     for rank, part in enumerate(slices):
         if sum(by_rank[rank] for by_rank in widths) != part.shape[dim]:
-            raise ValueError(f"parts of {[by_rank[rank] for by_rank in widths]} do not make up {part.shape[dim]}")
+            raise ValueError(f"the sum of the sizes {[by_rank[rank] for by_rank in widths]} is not {part.shape[dim]}")
     starts = [0] * len(slices)
     parts: list[LazyTensor] = []
     for by_rank in widths:
@@ -535,7 +535,7 @@ def read_map(described: Any, ranks: int) -> PieceMap:
         if len(cut) > 1 or any(scale != 1.0 for *_, scale in blocks):
             raise _unjoined(
                 "A parameter of shape "
-                f"{list(shape)} was cut along several dimensions, or scaled, which is not supported."
+                f"{list(shape)} was split along several dimensions, or scaled, which is not supported."
             )
         dim = min(cut, default=0)
         pieces = []
@@ -564,7 +564,7 @@ def _along(shape: Shape, block: Shape, dim: int, place: Any) -> int:
     if len(strides) != len(shape) or any(
         size > 1 and stride != want for size, stride, want in zip(block, strides, expected, strict=True)
     ):
-        raise _unjoined(f"A part of a parameter of shape {list(shape)} is spread out in it.")
+        raise _unjoined(f"A part of a parameter of shape {list(shape)} is not contiguous in the parameter.")
     step = expected[dim] if shape else 1
     if offset % step or (not shape and offset):
         raise ValueError(f"a block begins at element {offset} of {list(shape)}")

@@ -40,9 +40,10 @@ def _is_in_checkpoint(place: Location) -> bool:
 
 LONE = (
     LoneKind(
-        "lacks its weights: at least half of them have the shape [0], as in the placeholder that ZeRO-3 saves without "
-        "stage3_gather_16bit_weights_on_model_save.",
-        "The weights are in the DeepSpeed checkpoint of that step. Give its directory: ckptconv zero-to-fp32 {} OUTPUT",
+        "lacks its weights: at least half of its tensors have the shape [0], like the placeholders that ZeRO-3 saves "
+        "without stage3_gather_16bit_weights_on_model_save.",
+        "The weights are in the DeepSpeed checkpoint of the same step. Give its directory: ckptconv zero-to-fp32 {} "
+        "OUTPUT",
         _has_placeholders,
         error=CorruptError,
         lies=_is_in_checkpoint,

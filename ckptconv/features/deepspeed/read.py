@@ -101,7 +101,8 @@ class _Opened:
             least, most = format_size(sizes[0]), format_size(sizes[-1])
             like = least if least == most else f"{least} to {most}"
             raise CorruptError(
-                f"{error.message} It has {format_size(file.size)}, but the files of the other ranks {like}.", error.hint
+                f"{error.message} Its size is {format_size(file.size)}, but the files of the other ranks have {like}.",
+                error.hint,
             ) from error
 
 
@@ -163,7 +164,7 @@ def ranks_to_convert(location: Location, tag: str) -> list[int]:
     files = zero_files.files_of(zero_files.locate(location, tag).directory)
     grid = _grid(_Opened(files, Reading(location)))
     if grid.tensor == 1 and grid.pipeline > 1:
-        raise UsageError(f"{files.directory} is a pipeline-parallel checkpoint: its stages are one model.")
+        raise UsageError(f"{files.directory} is a pipeline-parallel checkpoint: its stages form one model.")
     return list(range(grid.tensor))
 
 
@@ -176,9 +177,9 @@ def _grid(opened: _Opened) -> _Grid:
     files = opened.files
     if not files.model:
         raise CorruptError(
-            f"{files.directory} holds optimizer files but no *_model_states.pt: the names and shapes of the parameters "
-            "are missing.",
-            "Copy the model files next to them.",
+            f"{files.directory} contains optimizer files, but no *_model_states.pt with the names and shapes of the "
+            "parameters.",
+            "Copy the model files to the same directory.",
         )
     ranks = sorted({mp for _, mp in (*files.optim, *files.model)})
     model = opened.model(files.model[min(files.model)])
@@ -193,21 +194,21 @@ def _grid(opened: _Opened) -> _Grid:
         raise CorruptError(
             f"{files.directory} lacks the files of model-parallel {_ranks_text(missing)}: only those of "
             f"{_ranks_text(ranks)} are present.",
-            "Copy the missing files next to them.",
+            "Copy the missing files to the same directory.",
         )
     if 0 < count < len(ranks) and (known or not files.layers):
         raise CorruptError(
-            f"{model.file.path} says that there are {count} model-parallel ranks, but files of {len(ranks)} are "
-            f"present. Those of {_ranks_text(range(count, len(ranks)))} are left over from another save.",
-            "Move them to another directory.",
+            f"{model.file.path} records {count} model-parallel ranks, but files of {len(ranks)} ranks are "
+            f"present. The files of {_ranks_text(range(count, len(ranks)))} belong to another save.",
+            "Move these files to another directory.",
         )
     if known:
         return _Grid(degrees[0], degrees[1])
     tensor = len({rank for _, rank in files.layers}) if files.layers else len(ranks)
     if len(ranks) % tensor:
         raise CorruptError(
-            f"{files.directory} has files of {len(ranks)} model-parallel ranks, and layer files of {tensor} "
-            "tensor-parallel ranks, which is not a divisor."
+            f"{files.directory} has files of {len(ranks)} model-parallel ranks, but layer files of {tensor} "
+            f"tensor-parallel ranks, and {len(ranks)} is not divisible by {tensor}."
         )
     return _Grid(len(ranks) // tensor, tensor)
 
@@ -220,17 +221,17 @@ def _read_rank(opened: _Opened, grid: _Grid, mp: int) -> _Part:
         raise CorruptError(f"{files.directory} lacks the model file of model-parallel rank {mp}.")
     if 0 not in own:
         raise CorruptError(
-            f"{files.directory} lacks the model file of rank 0, which alone has the valid buffers and ties: only those "
+            f"{files.directory} lacks the model file of rank 0, the only file with valid buffers and ties: only those "
             f"of {_ranks_text(sorted(own))} are present.",
-            "Copy it next to the others.",
+            "Copy it to the same directory.",
         )
     model = opened.model(own[0])
     opened.reading.check_name(own[0])
     if model.module is None and not files.layers:
         raise CorruptError(
-            f"{model.file.path} holds no module, and the layer files of a pipeline (layer_*-model_states.pt) are "
-            "missing.",
-            "Copy them next to the others.",
+            f"{model.file.path} contains no module, and the layer files of a pipeline (layer_*-model_states.pt) "
+            "are missing.",
+            "Copy them to the same directory.",
         )
     experts = [file for (_, _, rank), file in sorted(files.experts.items()) if rank == mp]
     saved = {
@@ -243,9 +244,9 @@ def _read_rank(opened: _Opened, grid: _Grid, mp: int) -> _Part:
         elsewhere = any(isinstance(state, dict) and state.get("optimizer", state) is None for state in states)
         if not is_whole(model) or elsewhere:
             raise CorruptError(
-                f"{files.directory} lacks the *_optim_states.pt files of model-parallel rank {mp}, which hold the "
-                "master weights: only model files are present.",
-                "Copy them next to the others, if the save wrote any. " + _without_masters(model),
+                f"{files.directory} lacks the *_optim_states.pt files of model-parallel rank {mp}, which contain "
+                "the master weights: only model files are present.",
+                "If the save wrote any, copy them to the same directory. " + _without_masters(model),
             )
         return _Part(model, [], whole(model, files.directory, saved))
     optims = _agree([opened.optim(file) for file in _in_order(files.directory, partitions)], model, opened.reading)
@@ -254,9 +255,9 @@ def _read_rank(opened: _Opened, grid: _Grid, mp: int) -> _Part:
         if dp not in own:
             missing = [rank for rank in range(len(optims)) if rank not in own]
             raise CorruptError(
-                f"{files.directory} lacks the model {_files_of_ranks(missing)}, which hold parts of the frozen "
-                "parameters.",
-                "Copy them next to the others, or leave out the frozen parameters with --exclude-frozen-parameters.",
+                f"{files.directory} lacks the model {_files_of_ranks(missing)}, which contain parts of the "
+                "frozen parameters.",
+                "Copy them to the same directory, or leave out the frozen parameters with --exclude-frozen-parameters.",
             )
         other = opened.model(own[dp])
         opened.reading.check_name(own[dp])
@@ -283,11 +284,11 @@ def _read_rank(opened: _Opened, grid: _Grid, mp: int) -> _Part:
 def _without_masters(model: ModelFile) -> str:
     """Return advice on the files that a checkpoint without optimizer files has."""
     if model.module is not None:
-        return "Convert a model file alone with pt2safetensors --key module."
+        return "To convert a single model file, use pt2safetensors --key module."
     return (
-        "Some releases write no optimizer files for a pipeline in half precision without ZeRO; then the master "
-        "weights are lost. The layer files (layer_*-model_states.pt) have the weights in half precision: convert each "
-        "with pt2safetensors."
+        "Some releases write no optimizer files for a pipeline in half precision without ZeRO: their master "
+        "weights are lost. Convert each layer file (layer_*-model_states.pt) with pt2safetensors to get the weights "
+        "in half precision."
     )
 
 
@@ -297,8 +298,8 @@ def _in_order(directory: str, partitions: Mapping[int, File]) -> list[File]:
         sizes = sorted({file.size for file in partitions.values()})
         raise CorruptError(
             f"{directory} lacks the optimizer {_files_of_ranks(missing)}: there are {len(partitions)} files of up to "
-            f"{format_size(sizes[-1])}, for {_ranks_text(sorted(partitions))}.",
-            "Copy the missing files next to them: each rank has a part of the weights.",
+            f"{format_size(sizes[-1])} for {_ranks_text(sorted(partitions))}.",
+            "Copy the missing files to the same directory: each rank has a part of the weights.",
         )
     return [partitions[rank] for rank in sorted(partitions)]
 
@@ -329,24 +330,24 @@ def _agree(optims: list[OptimFile], model: ModelFile, reading: Reading) -> list[
             stale = optims[count:]
             sizes = ", ".join(f"{basename(o.file.path)}, {format_size(o.file.size)}" for o in stale[:3])
             raise CorruptError(
-                f"{first.file.path} ({format_size(first.file.size)}) says that {count} ranks share the weights, but "
-                f"files of {world} are present. Those of {_ranks_text(range(count, world))} are left from another save "
-                f"({sizes}{', …' if len(stale) > 3 else ''}).",
-                "Move them to another directory.",
+                f"{first.file.path} ({format_size(first.file.size)}) records that {count} ranks share the weights, "
+                f"but files of {world} ranks are present. The files of {_ranks_text(range(count, world))} belong to "
+                f"another save ({sizes}{', …' if len(stale) > 3 else ''}).",
+                "Move these files to another directory.",
             )
     if len(first.alignments) not in (0, len(first.masters)):
         raise CorruptError(
-            f"{first.file.path} has param_alignment_paddings of {len(first.alignments)} groups, and partitions of "
-            f"{len(first.masters)}."
+            f"{first.file.path} has param_alignment_paddings of {len(first.alignments)} groups, but partitions of "
+            f"{len(first.masters)} groups."
         )
     for optim in optims:
         _check_same(optim, first, _OF_OPTIMS)
     if count > world:
         missing = range(world, count)
         raise CorruptError(
-            f"{first.file.path} says that {count} ranks share the weights, but files of {world} are present. The "
-            f"{_files_of_ranks(missing)} {'are' if len(missing) > 1 else 'is'} missing.",
-            "Copy them next to the others.",
+            f"{first.file.path} records that {count} ranks share the weights, but files of {world} ranks are "
+            f"present. The {_files_of_ranks(missing)} {'are' if len(missing) > 1 else 'is'} missing.",
+            "Copy them to the same directory.",
         )
     for optim in optims:
         reading.check_name(optim.file)
@@ -374,8 +375,8 @@ def _check_same(one: _Saved, first: _Saved, facts: Mapping[str, Callable[[_Saved
     for what, fact in facts.items():
         if fact(one) != fact(first):
             raise CorruptError(
-                f"{one.file.path} has the {what} {fact(one)!s:.60}, and {basename(first.file.path)} has "
-                f"{fact(first)!s:.60}: they come from different saves."
+                f"{one.file.path} has the {what} {fact(one)!s:.60}, but {basename(first.file.path)} has "
+                f"{fact(first)!s:.60}: the files come from different saves."
             )
 
 
@@ -394,9 +395,9 @@ def _check_distinct(optims: Sequence[OptimFile], reading: Reading) -> None:
         other = seen.setdefault((optim.file.size, content), optim)
         if other is not optim and not _is_uniform(largest, reading):
             raise CorruptError(
-                f"{optim.file.path} and {basename(other.file.path)} hold identical partitions, but each rank has its "
-                "own: one file is a copy of the other.",
-                "Copy the right file there.",
+                f"{optim.file.path} and {basename(other.file.path)} contain identical partitions, but each rank has a "
+                "different partition: one file is a copy of the other.",
+                "Replace the wrong file with the right one.",
             )
 
 
@@ -420,8 +421,8 @@ def _check_steps(optims: Sequence[OptimFile], model: ModelFile, reading: Reading
     for path, steps in known:
         if None not in (steps, taken[0]) and steps != taken[0]:
             raise CorruptError(
-                f"{path} was saved after {steps:g} steps, and {basename(optims[0].file.path)} after {taken[0]:g}: they "
-                "come from different saves.",
+                f"{path} was saved after {steps:g} steps, but {basename(optims[0].file.path)} after {taken[0]:g}: the "
+                "files come from different saves.",
                 "Find the file of the same save, or use another tag.",
             )
 
@@ -466,8 +467,8 @@ def _unite(opened: _Opened, grid: _Grid, ranks: Sequence[int], parts: Mapping[in
     if not info:
         times = f"{grid.pipeline} pipeline stages × " if grid.pipeline > 1 else ""
         raise UnsupportedError(
-            f"{where} is tensor parallel: {times}{grid.tensor} ranks × {united[0].world} data-parallel. It does not "
-            "record how its parameters were cut (universal_checkpoint_info is missing).",
+            f"{where} is tensor-parallel: {times}{grid.tensor} ranks × {united[0].world} data-parallel. It does not "
+            "record how its parameters were split (universal_checkpoint_info is missing).",
             "Convert each rank separately with --per-rank, or save with universal_checkpoint_info.",
         )
     names = list(dict.fromkeys(name for weights in united for name in weights.names()))
@@ -488,7 +489,7 @@ def _facts(files: TagFiles, grid: _Grid, model: ModelFile, weights: Weights) -> 
     if grid.tensor > 1:
         facts["tensor parallel"] = f"{grid.tensor} ranks × {weights.world} data-parallel"
     if files.experts:
-        facts["experts"] = f"{len({expert for _, expert, _ in files.experts})} in each layer of them"
+        facts["experts"] = f"{len({expert for _, expert, _ in files.experts})} in each layer with experts"
     if model.version:
         facts["DeepSpeed"] = model.version
     states = dict.fromkeys(name for own in weights.states.values() for name in own)

@@ -38,7 +38,7 @@ class Fields:
 
     def __init__(self, values: Any, where: str, path: str = "") -> None:
         if not isinstance(values, dict):
-            raise CorruptError(f"{where}: {path or 'the object'} is {_kind(values)}, where a dict was expected.")
+            raise CorruptError(f"{where}: {path or 'the object'} is {_kind(values)}, but a dict was expected.")
         self.values, self.where, self.path = values, where, path
 
     def get(self, key: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
@@ -54,7 +54,7 @@ class Fields:
 
     def fields(self, key: str) -> Fields:
         if key not in self.values:
-            raise CorruptError(f"{self.where}: {self._name(key)} is missing. DeepSpeed does not write such a file.")
+            raise CorruptError(f"{self.where}: {self._name(key)} is missing. DeepSpeed writes no file without it.")
         return Fields(self.values[key], self.where, self._name(key))
 
     def tensors(self, key: str) -> list[LazyTensor]:
@@ -63,7 +63,7 @@ class Fields:
         for value in values:
             if not isinstance(value, LazyTensor) or len(value.shape) != 1:
                 raise CorruptError(
-                    f"{self.where}: {self._name(key)} holds {_kind(value)}, where 1-D tensors were expected."
+                    f"{self.where}: {self._name(key)} contains {_kind(value)}, but 1-D tensors were expected."
                 )
         return [untagged(value) for value in values]
 
@@ -79,12 +79,14 @@ class Fields:
     def shapes(self, values: Any, key: str) -> dict[str, Shape]:
         if not isinstance(values, dict):
             raise CorruptError(
-                f"{self.where}: {self._name(key)} holds {_kind(values)}, where names and shapes were expected."
+                f"{self.where}: {self._name(key)} contains {_kind(values)}, but names and shapes were expected."
             )
         for name, shape in values.items():
             sizes_ok = isinstance(shape, tuple) and all(type(size) is int and 0 <= size < 1 << 63 for size in shape)
             if not isinstance(name, str) or not sizes_ok:
-                raise CorruptError(f"{self.where}: {self._name(key)} gives {brief(name)} the shape {brief(shape)}.")
+                raise CorruptError(
+                    f"{self.where}: {self._name(key)} gives {brief(name)} the invalid shape {brief(shape)}."
+                )
         return {name: tuple(shape) for name, shape in values.items()}
 
     def _name(self, key: str) -> str:
@@ -102,7 +104,7 @@ def _kind(value: Any) -> str:
 def misfit(file: File, what: str, value: Any, numel: int) -> CorruptError:
     """Return the error for `what` of `file`, which is `value` and should be a tensor of `numel` elements."""
     actual = f"has the shape {list(value.shape)}" if isinstance(value, LazyTensor) else "is missing"
-    return CorruptError(f"{file.path}: {what} {actual}, where {numel} elements were expected.")
+    return CorruptError(f"{file.path}: {what} {actual}, but {numel} elements were expected.")
 
 
 class FusedExperts(NamedTuple):
@@ -287,7 +289,7 @@ class Reading:
                 whole = END_SIGNATURE in reader.read_at(file.size - size, size)
         if not whole:
             raise CorruptError(
-                f"{file.path} is {'truncated' if file.size else 'empty'}: the save, or a copy of it, was interrupted.",
+                f"{file.path} is {'truncated' if file.size else 'empty'}: the save or a copy was interrupted.",
                 "Copy it again, or use another tag.",
             )
 
@@ -303,9 +305,9 @@ class Reading:
         now, then = identity(basename(file.path)), identity(f"{stem}.pt")
         if now and then and now != then:
             raise CorruptError(
-                f"{file.path} was written as {stem}.pt: it is the file of {described(*then)}, under the name of "
-                f"{described(*now)}.",
-                "Copy the right file there.",
+                f"{file.path} was written as {stem}.pt: it contains the data of {described(*then)}, but has the "
+                f"name of {described(*now)}.",
+                "Replace it with the right file.",
             )
 
     def steps(self, state: dict[str, Any]) -> int | float | None:
@@ -330,7 +332,8 @@ class Reading:
         masters = fields.tensors("fp32_flat_groups" if flat else "single_partition_of_fp32_groups")
         if not flat and "single_partition_of_fp32_groups" not in fields.values:
             raise UnsupportedError(
-                f"{file.path} holds no fp32 partitions (neither fp32_flat_groups nor single_partition_of_fp32_groups).",
+                f"{file.path} contains no fp32 partitions (neither fp32_flat_groups nor "
+                "single_partition_of_fp32_groups).",
                 "It was not written by a ZeRO optimizer of DeepSpeed.",
             )
         states, hyper = _optimizer_states(fields, flat, len(masters))
@@ -382,8 +385,8 @@ def _fused_experts(fields: Fields) -> tuple[list[FusedExperts], bool]:
         numbers = [number for held in experts for number in held if type(number) is int]
         if prefix is None or not numbers or len(numbers) != total or sorted(numbers) != list(range(len(numbers))):
             raise CorruptError(
-                f"{fields.where}: ds_autoep_layers says of {brief(prefix)} that {brief(total)} experts are spread over "
-                f"{brief(ranks)} ranks, {brief(local)} on each, and names {len(numbers)} of them."
+                f"{fields.where}: ds_autoep_layers records {brief(total)} experts of {brief(prefix)} on "
+                f"{brief(ranks)} ranks, with {brief(local)} per rank, but lists {len(numbers)} experts."
             )
         fused.append(FusedExperts(prefix, experts))
     return fused, any(layer.get("checkpoint_format") == "zero3_partitioned" for layer in layers)
@@ -396,7 +399,7 @@ def _list(fields: Fields, key: str) -> list[Any]:
 
 def _sizes(fields: Fields, key: str, values: Any) -> list[int]:
     if not isinstance(values, list) or not all(type(size) is int and size >= 0 for size in values):
-        raise CorruptError(f"{fields.where}: {key} holds {brief(values, 80)}, where sizes were expected.")
+        raise CorruptError(f"{fields.where}: {key} holds {brief(values, 80)}, but sizes were expected.")
     return values
 
 
@@ -455,7 +458,7 @@ def _stage(fields: Fields) -> int | None:
         value = value.args[0]
     if value is None or (type(value) is int and 0 <= value <= 3):
         return value
-    raise CorruptError(f"{fields.where}: zero_stage is {_kind(value)}, where a number from 0 to 3 was expected.")
+    raise CorruptError(f"{fields.where}: zero_stage is {_kind(value)}, but a number from 0 to 3 was expected.")
 
 
 def _shape_list(fields: Fields, shapes: Any) -> list[dict[str, Shape]] | None:
@@ -471,7 +474,7 @@ def _shape_list(fields: Fields, shapes: Any) -> list[dict[str, Shape]] | None:
 def _strings(fields: Fields, key: str) -> list[str] | None:
     values = fields.get(key, (list, tuple, set))
     if values is not None and not all(isinstance(value, str) for value in values):
-        raise CorruptError(f"{fields.where}: {key} holds something other than names.")
+        raise CorruptError(f"{fields.where}: {key} contains something other than names.")
     return None if values is None else list(values)
 
 
@@ -483,5 +486,5 @@ def _aliases(fields: Fields) -> dict[str, str]:
     except (TypeError, ValueError):
         aliases = {None: None}
     if not all(isinstance(name, str) for pair in aliases.items() for name in pair):
-        raise CorruptError(f"{fields.where}: shared_params holds something other than pairs of names.")
+        raise CorruptError(f"{fields.where}: shared_params contains something other than pairs of names.")
     return aliases

@@ -53,8 +53,8 @@ def find_shapes(
             return [dict(named[positions.start : positions.stop]) for positions in ranges]
         elements = ", ".join(str(size) for size, _ in held[:8])
         raise CorruptError(
-            f"{first.file.path} lists {len(named)} parameters of {brief(sum(sizes))} elements without their groups, so "
-            f"the parameters in its groups of {elements} elements are not known."
+            f"{first.file.path} lists {len(named)} parameters with {brief(sum(sizes))} elements in all, but not the "
+            f"parameters of each group, and they cannot be matched to its groups of {elements} elements."
         )
     raise CorruptError(
         f"{model.file.path} has the shapes of {len(shapes)} groups of parameters, but {first.file.path} has {groups} "
@@ -115,17 +115,17 @@ def _mapped_shapes(
     if not sizes or optims[0].round_robin:
         raise UnsupportedError(
             f"{model.file.path}: param_shapes is missing, so the offsets of the parameters are not known.",
-            "DeepSpeed 0.6.0 to 0.8.1 saved models with experts like this: load the checkpoint with the release that "
-            "saved it, and save the model's state dict.",
+            "DeepSpeed 0.6.0 to 0.8.1 did not save it for models with experts: load the checkpoint with the release "
+            "that saved it, and save the model's state dict.",
         )
     shapes = {}
     for name, size in sizes.items():
         tensor = known.get(name)
         if tensor is None or tensor.numel != size:
-            actual = "is nowhere" if tensor is None else f"has the shape {list(tensor.shape)}"
+            actual = "is missing" if tensor is None else f"has the shape {list(tensor.shape)}"
             raise CorruptError(
-                f"{optims[0].file.path} and the files of the other ranks hold {size} elements of {name!r}, "
-                f"which {actual} in the model, layer and expert files."
+                f"{optims[0].file.path} and the files of the other ranks contain {size} elements of "
+                f"{name!r}, which {actual} in the model, layer and expert files."
             )
         shapes[name] = tensor.shape
     return shapes

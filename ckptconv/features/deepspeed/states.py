@@ -58,7 +58,7 @@ def read_states(weights: Weights, groups: Sequence[Group], optims: Sequence[Opti
         if odd:
             weights.warnings.append(
                 f"{first.file.path}: the optimizer's {', '.join(odd)} of group {number} do not belong to a single "
-                "parameter, and were left out of the optimizer states."
+                "parameter and were left out of the optimizer states."
             )
     weights.groups = list(_param_groups(groups, first))
 
@@ -95,15 +95,15 @@ def _is_whole(number: int, key: Any, group: Group, optims: Sequence[OptimFile], 
             value, masters = held[rank], optims[rank].masters[number].numel
             size = value.numel if isinstance(value, LazyTensor) else 0
             whole = sum(math.prod(piece.shape) for piece in cut.whole(index))
-            held_text = f"{optims[rank].file.path} has {size} elements of it"
+            held_text = f"{optims[rank].file.path} has {size} elements of the state"
             if size not in (masters, *cut.sizes):
-                not_cut = f"{held_text}, and {masters} of the weights"
+                not_cut = f"{held_text}, but {masters} of the weights"
             if size != whole:
-                not_whole = f"{held_text}, and its parameters take {whole}"
+                not_whole = f"{held_text}, but its parameters have {whole}"
     if not_cut and not_whole:
         raise CorruptError(
-            f"Muon's state {key!r} of group {number} is neither cut as the weights are ({not_cut}), nor stored for "
-            f"whole parameters ({not_whole}). Elastic checkpoints lose its end.",
+            f"Muon's state {key!r} of group {number} is neither partitioned like the weights ({not_cut}), nor "
+            f"stored for whole parameters ({not_whole}). Elastic checkpoints lose the end of Muon's states.",
             "Convert only the weights, without the optimizer states.",
         )
     if not_cut or not_whole:
@@ -112,7 +112,7 @@ def _is_whole(number: int, key: Any, group: Group, optims: Sequence[OptimFile], 
     if number < len(first.alignments) and any(first.alignments[number]):
         raise UnsupportedError(
             f"{first.file.path}: Muon's state {key!r} of group {number} may belong to whole parameters or to the "
-            "rank's partition: both have the same length, and the checkpoint does not say which.",
+            "rank's partition: both have the same length, and the checkpoint does not record which it is.",
             "Convert only the weights, without the optimizer states.",
         )
     return False

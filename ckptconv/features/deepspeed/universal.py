@@ -50,7 +50,7 @@ def read(place: Location, tagged: Location, wanted: Wanted) -> Source:
     if missing:
         raise CorruptError(
             f"{zero} lacks {len(missing)} of {len(shapes)} parameters: {', '.join(missing[:5])}.",
-            "Copy their directories next to the others.",
+            "Copy their directories to the same place.",
         )
     # In DeepSpeed's order, if the model file gives it.
     named = weights.trainable
@@ -61,7 +61,9 @@ def read(place: Location, tagged: Location, wanted: Wanted) -> Source:
 
     def read_model(rank: int) -> ModelFile:
         if rank not in own:
-            raise CorruptError(f"{directory} lacks the model file of rank {rank}, which holds parts of the parameters.")
+            raise CorruptError(
+                f"{directory} lacks the model file of rank {rank}, which contains parts of the parameters."
+            )
         return reading.model(own[rank])
 
     complete(weights, model, read_model)
@@ -78,7 +80,7 @@ def read(place: Location, tagged: Location, wanted: Wanted) -> Source:
         owners=weights.aliases,
         counts=weights.counts(),
         facts={"directory": basename(directory), **({"DeepSpeed": model.version} if model.version else {})},
-        notes=[f"Took {directory}: the universal checkpoint that `{LATEST_UNIVERSAL}` names."] if is_named else [],
+        notes=[f"Took {directory}: the universal checkpoint in `{LATEST_UNIVERSAL}`."] if is_named else [],
         pointers=[place.join(LATEST_UNIVERSAL).path] if is_named else [],
         warnings=weights.warnings,
         unaccounted=weights.unaccounted,
@@ -114,7 +116,7 @@ def _read_parameter(
         elif key == "step":
             states.update(own({key: value}))
         else:
-            raise CorruptError(f"{entry.file.path} holds no tensor, but should hold the {key} of {name!r}.")
+            raise CorruptError(f"{entry.file.path} contains no tensor, but should contain the {key} of {name!r}.")
     master = states.pop("fp32", None)
     if master is None:
         raise CorruptError(f"{weights.where}/{ZERO}/{name} has no {WEIGHTS}: the weights of {name!r} are missing.")
@@ -144,7 +146,7 @@ def _shaped(tensor: LazyTensor, shape: Shape | None, where: str) -> LazyTensor:
         return View(tensor, tensor.dtype, shape)
     if len(tensor.shape) == len(shape) and all(size >= part for size, part in zip(tensor.shape, shape, strict=True)):
         return tensor
-    raise CorruptError(f"{where} has the shape {list(tensor.shape)}, but the model file says {list(shape)}.")
+    raise CorruptError(f"{where} has the shape {list(tensor.shape)}, but the model file records {list(shape)}.")
 
 
 def _groups(common: Fields | None, model: ModelFile, weights: Weights) -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ def read_whole_states(weights: Weights, model: ModelFile) -> None:
     names = numbers.attempted(numbers.numbers_of(states), known, reasons)
     if names is None:
         weights.warnings.append(
-            f"{model.file.path}: the {len(states['state'])} optimizer states are numbered, and their names are not "
+            f"{model.file.path}: the {len(states['state'])} optimizer states are numbered, but their names are not "
             f"known{': ' if reasons else '.'}{'; '.join(reasons)}"
         )
         return

@@ -22,7 +22,6 @@ from ckptconv.cli.registered import COMMANDS
 from ckptconv.errors import CkptconvError, UnsupportedError, UsageError, damaged
 from ckptconv.formats.safetensors import read_header
 from ckptconv.formats.weight_map import read_index
-from ckptconv.plan import Input
 from ckptconv.storage.digests import hasher
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote
@@ -97,7 +96,7 @@ def read_delta(place: Location) -> Delta:
     payloads: dict[str, Stored] = {}
     checksums: dict[str, str] = {}
     sizes: dict[str, int] = {}
-    inputs: dict[str, Hashable] = {INDEX: Input(where.entry.file, (index.size, where.entry.file.stamp))}
+    inputs: dict[str, Hashable] = {INDEX: index.identity}
     for name in dict.fromkeys(index.weight_map.values()):
         file = place.join(name)
         if file.kind != "file":

@@ -62,14 +62,14 @@ def join(dtype: DType, shape: Shape, tiles: Sequence[ChunkTile], subject: Callab
     for tile in tiles:
         if any(tile.stop(dim) > extent for dim, extent in enumerate(shape)):
             raise CorruptError(
-                f"{subject()} has the shape {list(shape)}, and a chunk of {list(tile.tensor.shape)} at "
+                f"{subject()} has the shape {list(shape)}, but a chunk of {list(tile.tensor.shape)} at "
                 f"{list(tile.offsets)} extends beyond it."
             )
     missing = math.prod(shape) - sum(tile.tensor.numel for tile in tiles)
     if missing > 0:
         raise CorruptError(
             f"{subject()} has {math.prod(shape)} elements, but {missing} of them are in no chunk: chunks are missing.",
-            "Copy the files of all ranks. If the checkpoint was saved like this, the elements are lost.",
+            "Copy the files of all ranks. If no files are missing, these elements were not saved.",
         )
     if missing < 0:
         raise CorruptError(
@@ -108,8 +108,8 @@ def _joined(start: Shape, stop: Shape, tiles: list[ChunkTile], cuts: int) -> Laz
 
 def _hole(dim: int, at: int, start: Shape, stop: Shape) -> _MisfitError:
     return _MisfitError(
-        f"of the region from {list(start)} to {list(stop)}, nothing is at index {at} of dimension {dim}; elsewhere its "
-        "chunks overlap"
+        f"no chunk covers index {at} of dimension {dim} in the region from {list(start)} to {list(stop)}, and other "
+        "chunks there overlap"
     )
 
 
@@ -135,7 +135,7 @@ def _misfit(start: Shape, stop: Shape, tiles: Sequence[ChunkTile]) -> _MisfitErr
         if all(tile.start(dim) < later.stop(dim) and later.start(dim) < tile.stop(dim) for dim in range(len(start))):
             return _MisfitError(f"in {region}, its chunks at {list(tile.offsets)} and {list(later.offsets)} overlap")
     return _MisfitError(
-        f"{region} is cut into {len(tiles)} chunks in a way that no sharding produces", UnsupportedError
+        f"{region} is split into {len(tiles)} chunks in a way that no sharding produces", UnsupportedError
     )
 
 

@@ -86,7 +86,7 @@ def leaves(tree: Any, where: str) -> Iterator[tuple[Path, Any]]:
         path, node = stack.pop()
         count += 1
         if count > MAX_LEAVES:
-            raise LimitError(f"{where} holds more than {MAX_LEAVES} values.")
+            raise LimitError(f"{where} contains more than {MAX_LEAVES} values; more are not supported.")
         inner = _inside(node) if len(path) < MAX_DEPTH else None
         if inner is not None and path and id(node) not in holds:
             holds[id(node)] = any(map(is_tensor, walk(node)))

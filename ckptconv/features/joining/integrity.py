@@ -46,18 +46,18 @@ def stated_digests(directory: Location, name: str, data: bytes, heading: Mapping
         shown = ", ".join(f"{key} {brief(value)}" for key, value in stated.items()) or "something else"
         version = f" of version {heading['version']}" if "version" in heading else ""
         raise UnsupportedError(
-            f"{where} says {shown}; supported are manifests{version} of files with {_ALGORITHM}.",
+            f"{where} records {shown}; only manifests{version} of files with {_ALGORITHM} are supported.",
             "Remove it to convert the checkpoint without its digests.",
         )
     files = manifest.get("files")
     if type(files) is not dict or any(type(hexed) is not str or not _HEX.fullmatch(hexed) for hexed in files.values()):
-        raise CorruptError(f"{where} has no SHA-256 for each file.")
+        raise CorruptError(f"{where} does not record a valid SHA-256 for each file.")
     for file in files:
         check_inside(file, where, directory.path)
     missing = [file for file in files if not directory.has_file(file)]
     if missing:
         raise CorruptError(
-            f"{where} names {len(files)} files, of which {len(missing)} cannot be found: {some(missing)}.",
+            f"{where} lists {len(files)} files, of which {len(missing)} cannot be found: {some(missing)}.",
             "Copy or download them too.",
         )
     return {directory.join(file).path: hexed.lower() for file, hexed in files.items()}

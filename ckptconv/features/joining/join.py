@@ -58,7 +58,7 @@ class Ranks:
         """Add the pieces of a rank, one of `world` unless that is 0. Raise CorruptError if it has a file already."""
         if rank in self.files:
             raise other_save(
-                f"{self.where}: {self.files[rank]} and {file} both claim to be rank {rank}: one of them is a copy."
+                f"{self.where}: {self.files[rank]} and {file} both belong to rank {rank}: one of them is a copy."
             )
         self.files[rank] = file
         self.expected.update(range(world), *(mesh.ranks for mesh in meshes))
@@ -181,7 +181,7 @@ class Ranks:
         if None not in (_dtype(expected), _dtype(piece)) and descriptions[0] != descriptions[1]:
             texts = [f"{dtype} {shape}, {how}" for how, dtype, shape in descriptions]
             raise other_save(
-                f"{self.where}: {named(dotted(path))} is {texts[0]}, in {self.file_of(first, path)}, and {texts[1]}, "
+                f"{self.where}: {named(dotted(path))} is {texts[0]}, in {self.file_of(first, path)}, but {texts[1]}, "
                 f"in {self.file_of(rank, path)}."
             )
 
@@ -189,7 +189,7 @@ class Ranks:
         name = dotted(path)
         layouts = {part.layout for part in parts.values()}
         if len(layouts) > 1:
-            raise other_save(f"{self.where}: the ranks disagree on the placement of {named(name)}.")
+            raise other_save(f"{self.where}: the ranks record different placements of {named(name)}.")
         layout = layouts.pop()
         inside = {rank: part for rank, part in parts.items() if part.coordinate is not None}
         chosen = self._fitting(path, layout, inside)
@@ -221,13 +221,13 @@ class Ranks:
             rank, shape = wrong
             raise CorruptError(
                 f"{self.where}: {self.file_of(rank, path)} has {list(parts[rank].tensor.shape)} of "
-                f"{named(dotted(path))}, but its placements on a mesh of {layout.mesh} give it {list(shape)} of "
-                f"{list(layout.shape)}."
+                f"{named(dotted(path))}, but its placements on a mesh of {layout.mesh} give this rank "
+                f"{list(shape)} of {list(layout.shape)}."
             )
         if len(fits) == 2 and fits[0][1] != fits[1][1]:
             raise UnsupportedError(
-                f"{self.where}: {named(dotted(path))} is cut unevenly along several dimensions of its mesh, and its "
-                "placements do not record the order.",
+                f"{self.where}: {named(dotted(path))} is split unevenly along several dimensions of its mesh, but "
+                "its placements do not record the order.",
                 "Save it with torch.distributed.checkpoint, or gather whole tensors before saving.",
             )
         return fits[0][0]
@@ -281,8 +281,8 @@ def lacking(where: str, missing: list[int], files: Mapping[int, str]) -> Corrupt
     """Return the error for ranks without a file; `files` are those that exist."""
     noun, held = ("rank" if len(ranks) == 1 else "ranks" for ranks in (missing, files))
     return CorruptError(
-        f"{where} holds files of {len(files)} {held}, and lacks {'that' if len(missing) == 1 else 'those'} of {noun} "
-        f"{some(missing, form=str)}.",
+        f"{where} contains files of {len(files)} {held}, but lacks {'that' if len(missing) == 1 else 'those'} of "
+        f"{noun} {some(missing, form=str)}.",
         "Copy the files of all ranks to one place.",
     )
 

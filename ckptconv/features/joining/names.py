@@ -223,7 +223,7 @@ def _container(node: dict[str | int, Any], most: int, where: str) -> Any:
         return node
     positions = [key for key in node if type(key) is int]
     if len(positions) != len(node) or min(positions) < 0 or max(positions) > most:
-        raise CorruptError(f"{where}: the paths of its values fit neither a dict nor a list.")
+        raise CorruptError(f"{where}: the paths of its values are valid neither for a dict nor for a list.")
     return [node.get(position) for position in range(max(positions) + 1)]
 
 

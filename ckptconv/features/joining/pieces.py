@@ -112,7 +112,9 @@ class Pieces:
 
     def _says(self, rank: int) -> None:
         if self.said not in (None, rank):
-            raise CorruptError(f"{self.where} says that it belongs to rank {self.said} and to rank {rank}.")
+            raise CorruptError(
+                f"{self.where} records that it belongs to rank {self.said}, and that it belongs to rank {rank}."
+            )
         self.said = rank
 
     # ------------------------------------------------------------------------------------------------------- DTensor
@@ -124,15 +126,17 @@ class Pieces:
         meta = spec.get("tensor_meta")
         stated = meta.args[0] if type(meta) is Opaque and type(meta.args) is tuple and meta.args else shape
         if self._counts(name, stated, "a shape") != shape:
-            raise self._corrupt(name, f"is of shape {list(shape)}, and its spec of {list(stated)}")
+            raise self._corrupt(name, f"has the shape {list(shape)}, but its spec records {list(stated)}")
         tensor = self._local(name, attrs.get("_local_tensor"), node)
         mesh, coordinate = self._mesh(name, spec.get("mesh"))
         listed = spec.get("placements")
         if not isinstance(listed, (tuple, list)) or len(listed) != len(mesh.shape):
-            raise self._corrupt(name, f"has placements {brief(listed)} for a mesh of {len(mesh.shape)} dimensions")
+            raise self._corrupt(name, f"has placements {brief(listed)}, but a mesh of {len(mesh.shape)} dimensions")
         placements = tuple(self._placement(name, placement, shape) for placement in listed)
         if math.prod(cut.factor for cut in placements if cut) > MAX_FACTOR:
-            raise LimitError(f"{self.where}: {named(name)} is cut into more than {MAX_FACTOR} strided pieces.")
+            raise LimitError(
+                f"{self.where}: {named(name)} is split into more than {MAX_FACTOR} strided pieces, which is the limit."
+            )
         order = self._order(name, spec.get("shard_order"), placements)
         return RankPart(Distribution(mesh, placements, shape, order), coordinate, tensor)
 
@@ -146,7 +150,7 @@ class Pieces:
             )
         dtype = wrapper.parts["dtype"].name
         if dtype != node.dtype.name:
-            raise self._corrupt(name, f"is of {dtype}, and its local part of {node.dtype}")
+            raise self._corrupt(name, f"is of {dtype}, but its local part of {node.dtype}")
         return node
 
     def _counts(self, name: str, value: Any, subject: str) -> Shape:
@@ -155,7 +159,7 @@ class Pieces:
         if any(type(count) is not int or not 0 <= count < MAX_BYTES for count in value) or (
             math.prod(value) >= MAX_BYTES
         ):
-            raise self._corrupt(name, f"has {subject} {brief(tuple(value))}")
+            raise self._corrupt(name, f"has {subject} {brief(tuple(value))} that is not valid")
         return tuple(value)
 
     def _placement(self, name: str, node: Any, shape: Shape) -> MeshCut | None:
@@ -171,9 +175,12 @@ class Pieces:
         if type(dim) is not int or not 0 <= dim < len(shape):
             raise self._corrupt(name, f"is sharded along dimension {brief(dim)}, but has {len(shape)} dimensions")
         if type(factor) is not int or factor < 1:
-            raise self._corrupt(name, f"has a strided placement with the split factor {brief(factor)}")
+            raise self._corrupt(name, f"has a strided placement with the invalid split factor {brief(factor)}")
         if factor > MAX_FACTOR:
-            raise LimitError(f"{self.where}: {named(name)} is cut into {factor} strided pieces; at most {MAX_FACTOR}.")
+            raise LimitError(
+                f"{self.where}: {named(name)} is split into {factor} strided pieces; at most "
+                f"{MAX_FACTOR} are supported."
+            )
         return MeshCut(dim, factor)
 
     def _order(self, name: str, entries: Any, placements: tuple[MeshCut | None, ...]) -> tuple[int, ...]:
@@ -189,11 +196,11 @@ class Pieces:
                 cut = placements[at] if type(at) is int and 0 <= at < len(placements) else None
                 if cut is None or cut.dim != dim or at in order:
                     raise self._corrupt(
-                        name, f"has an order of shards, {brief(mesh_dims)}, that does not match its placements"
+                        name, f"has a shard order, {brief(mesh_dims)}, that does not match its placements"
                     )
                 order.append(at)
         if len(order) != sum(cut is not None for cut in placements):
-            raise self._corrupt(name, "has an order of shards that lacks some of its placements")
+            raise self._corrupt(name, "has a shard order that lacks some of its placements")
         return () if order == sorted(order) else tuple(order)
 
     # ---------------------------------------------------------------------------------------------------------- mesh
@@ -221,7 +228,7 @@ class Pieces:
         names = attrs.get("_mesh_dim_names", attrs.get("mesh_dim_names"))
         named_dims = names if type(names) in (tuple, list) and len(names) == len(shape) else ()
         if math.prod(shape) != len(ranks) or not ranks:
-            raise self._corrupt(name, f"is on a mesh of {list(shape)} that lists {len(ranks)} ranks")
+            raise self._corrupt(name, f"is on a mesh of shape {list(shape)} that lists {len(ranks)} ranks")
         mesh = Mesh(ranks, shape, tuple(map(str, named_dims)))
         if stated is None:
             return mesh, mesh.coordinate(self.said) if self.said in ranks else None
@@ -229,7 +236,7 @@ class Pieces:
         if len(coordinate) != len(shape) or any(
             type(at) is not int or not 0 <= at < extent for at, extent in zip(coordinate, shape, strict=True)
         ):
-            raise self._corrupt(name, f"is at {brief(stated)} of a mesh of {list(shape)}")
+            raise self._corrupt(name, f"is at {brief(stated)}, which is not in its mesh of shape {list(shape)}")
         at = 0
         for index, extent in zip(coordinate, shape, strict=True):
             at = at * extent + index
@@ -243,9 +250,9 @@ class Pieces:
             return self._lists[key]
         ranks = tuple(listed) if isinstance(listed, (tuple, list)) else self._numbers(name, tensor)
         if len(ranks) > MAX_RANKS or any(type(rank) is not int or rank < 0 for rank in ranks):
-            raise self._corrupt(name, f"is on a mesh of {len(ranks)} ranks that are invalid, or too many")
+            raise self._corrupt(name, f"is on a mesh of {len(ranks)} ranks: too many, or invalid ranks")
         if len(set(ranks)) != len(ranks):
-            raise self._corrupt(name, f"is on a mesh of {len(ranks)} ranks that lists one twice")
+            raise self._corrupt(name, f"is on a mesh of {len(ranks)} ranks that lists a rank twice")
         self._lists[key] = ranks
         return ranks
 
@@ -254,7 +261,7 @@ class Pieces:
         if type(stored) is not Stored or stored.dtype.name not in _INTEGERS or not stored.contiguous:
             raise self._corrupt(name, "is on a mesh without a list of its ranks")
         if stored.numel > MAX_RANKS:
-            raise self._corrupt(name, f"is on a mesh of {stored.numel} ranks")
+            raise self._corrupt(name, f"is on a mesh of {stored.numel} ranks, more than {MAX_RANKS}")
         return struct.unpack(f"<{stored.numel}{_INTEGERS[stored.dtype.name]}", self.read(stored))
 
     def _sliced(self, name: str, node: Any, every: tuple[int, ...], rank: int) -> tuple[Shape, tuple[int, ...]]:
@@ -269,21 +276,23 @@ class Pieces:
         self, name: str, axes: list[tuple[Shape, Shape]], every: tuple[int, ...], rank: int
     ) -> tuple[Shape, tuple[int, ...]]:
         if rank not in every:
-            raise self._corrupt(name, f"is on a mesh that rank {rank} is not in")
+            raise self._corrupt(name, f"is on a mesh that does not include rank {rank}")
         position = every.index(rank)
         base = position - sum(
             position // stride % extent * stride for axis in axes for extent, stride in zip(*axis, strict=True)
         )
         shape = tuple(math.prod(extents) for extents, _ in axes)
         if math.prod(shape) > len(every):
-            raise self._corrupt(name, f"is on a mesh of {list(shape)}, and there are {len(every)} ranks")
+            raise self._corrupt(name, f"is on a mesh of shape {list(shape)}, but there are {len(every)} ranks")
         offsets = []
         for extents, strides in axes:
             inner = (unravelled(at, extents) for at in range(math.prod(extents)))
             offsets.append([sum(map(int.__mul__, at, strides)) for at in inner])
         places = [base + sum(steps) for steps in itertools.product(*offsets)]
         if any(not 0 <= place < len(every) for place in places) or len(set(places)) != len(places):
-            raise self._corrupt(name, f"is on a mesh that extends beyond its {len(every)} ranks, or has one twice")
+            raise self._corrupt(
+                name, f"is on a mesh that extends beyond its {len(every)} ranks, or contains a rank twice"
+            )
         return shape, tuple(every[place] for place in places)
 
     def _axes(self, name: str, attrs: Mapping[str, Any]) -> list[tuple[Shape, Shape]]:
@@ -306,13 +315,15 @@ class Pieces:
             if any(type(n) is not int or not 1 <= n <= MAX_RANKS for n in pair[0]) or any(
                 type(n) is not int or not 0 <= n <= MAX_RANKS for n in pair[1]
             ):
-                raise self._corrupt(name, f"is on a mesh of {brief(extents)} ranks in steps of {brief(strides)}")
+                raise self._corrupt(
+                    name, f"is on a mesh with invalid extents {brief(extents)} or strides {brief(strides)}"
+                )
             kept = [(extent, stride) for extent, stride in zip(*pair, strict=True) if extent > 1]
             if any(not stride for _, stride in kept):
-                raise self._corrupt(name, "is on a mesh that has a rank twice")
+                raise self._corrupt(name, "is on a mesh that contains a rank twice")
             axes.append((tuple(extent for extent, _ in kept), tuple(stride for _, stride in kept)))
         if not axes or math.prod(extent for axis in axes for extent in axis[0]) > MAX_RANKS:
-            raise self._corrupt(name, "is on a mesh with an invalid layout, or too large")
+            raise self._corrupt(name, "is on a mesh whose layout is invalid or too large")
         return axes
 
     # ------------------------------------------------------------------------------------------------- ShardedTensor
@@ -341,9 +352,9 @@ class Pieces:
             tensor = self._local(name, attrs.get("tensor"), node)
             offsets, sizes = self._box(name, attributes(attrs.get("metadata")), shape)
             if sizes != tensor.shape:
-                raise self._corrupt(name, f"has a shard of {list(tensor.shape)} that should be {list(sizes)}")
+                raise self._corrupt(name, f"has a shard of shape {list(tensor.shape)} that should have {list(sizes)}")
             if (offsets, sizes) not in known:
-                raise self._corrupt(name, f"has a shard at {list(offsets)}, which it does not list")
+                raise self._corrupt(name, f"has a shard at {list(offsets)} that its list of shards lacks")
             tiles.append(ChunkTile(offsets, tensor))
         return Shards(shape, frozenset(known), tuple(tiles))
 

@@ -53,12 +53,12 @@ def locate(
     if named:
         step, pointer = named
         located = below(step.name)
-        return _noted(located, f"Took {step.name}, which {pointer.name} names.", pointer.path) if located else None
+        return _noted(located, f"Took {step.name}, as {pointer.name} specifies.", pointer.path) if located else None
     lost = _pointer(place)
     if lost:
         known_steps = some([*_steps(place).values()], form=str)
         raise CorruptError(
-            f"{lost} names a step that does not exist; the directory has: {known_steps or 'none'}.",
+            f"{lost} specifies a step that does not exist; the directory contains: {known_steps or 'none'}.",
             "Give the directory of a step.",
         )
     names = [name for name, entry in place.names.items() if entry.kind == "directory" and not name.startswith(".")]
@@ -73,8 +73,8 @@ def locate(
         others = [] if takes_last else [name for name, _ in located_steps]
         if others:
             raise UsageError(
-                f"{place} holds the checkpoints of several steps: {some([taken[0], *others][::-1], form=str)}.",
-                f"Name one of them: {place.join(taken[0])}",
+                f"{place} contains checkpoints of several steps: {some([taken[0], *others][::-1], form=str)}.",
+                f"Give one of them: {place.join(taken[0])}",
             )
         why = f", the last of {len(steps)} steps" if len(steps) > 1 else ""
         return _noted(taken[1], f"Took {taken[0]}{why}.")
@@ -125,7 +125,7 @@ def _beside(place: Location, names: list[str]) -> Located | None:
     if len(models) > 1 and SHARDED in models:
         models.remove(SHARDED)
     if len(models) > 1 or (not models and len(optimizers) > 1):
-        raise UsageError(f"{place} holds several checkpoints: {', '.join(sorted(names))}.", "Name one of them.")
+        raise UsageError(f"{place} contains several checkpoints: {', '.join(sorted(names))}.", "Give one of them.")
     optimizer = place.join(optimizers[0]) if len(optimizers) == 1 else None
     if models:
         return Located(place.join(models[0]), optimizer)

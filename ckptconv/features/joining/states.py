@@ -21,8 +21,8 @@ from ckptconv.tensors.lazy import Concat, View, untagged
 
 _STATE, _GROUPS, _STEP = "state", "param_groups", "step"
 _ADVICE = (
-    "Save them with FSDP.optim_state_dict, or get_optimizer_state_dict of torch.distributed.checkpoint, which use "
-    "parameter names."
+    "Save the states by parameter name, with FSDP.optim_state_dict, or get_optimizer_state_dict of "
+    "torch.distributed.checkpoint."
 )
 
 
@@ -68,7 +68,7 @@ def _names(ranks: Ranks, root: Path, model: Ranks, parameters: Mapping[str, Path
     recorded = numbers_names.recorded_names({_GROUPS: groups, _STATE: kinds})
     if recorded is not None:
         if len({*recorded.values()}) < len(recorded):
-            raise _unknown(ranks.where, "its groups record one name for two parameters")
+            raise _unknown(ranks.where, "its groups record the same name for two parameters")
         return Named(recorded, "")
     saved = None if orders else Order("the order of the ranks' state dicts", list(parameters))
     numbers = [[str(number) for number in listed(group.get("params"))] for group in groups]
@@ -82,8 +82,8 @@ def _names(ranks: Ranks, root: Path, model: Ranks, parameters: Mapping[str, Path
     if agreed is None:
         raise _unknown(
             ranks.where,
-            f"its optimizer has {sum(len(listed(group.get('params'))) for group in groups)} parameters by number, in "
-            f"{len(groups)} groups, whose shapes do not fit those of the model in exactly one order, or which are flat "
+            f"its optimizer has {sum(len(listed(group.get('params'))) for group in groups)} numbered parameters in "
+            f"{len(groups)} groups. Their shapes do not match the model in exactly one order, or these are flat "
             "parameters",
         )
     return agreed
@@ -185,6 +185,6 @@ def _describe(ranks: Ranks, path: Path, name: str, parameter: Mapping[int, Piece
     sizes = sorted({tensor.shape for tensor in wholes.values()})
     raise _unknown(
         ranks.where,
-        f"the state of {named(name)} has {' or '.join(str(list(size)) for size in sizes[:2])}, and the parameter "
+        f"the state of {named(name)} has {' or '.join(str(list(size)) for size in sizes[:2])}, but the parameter "
         f"{list(shape)}",
     )

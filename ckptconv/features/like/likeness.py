@@ -200,6 +200,10 @@ def _hints(
         return
     if missing:
         yield "Copy missing tensors from the reference with --fill, or omit them with --partial."
+    for head in (name for name in extra if name.endswith("lm_head.weight")):
+        stored = ((name, tensors[name]) for name in wanted if "embed" in name and name in tensors)
+        if embeddings := next((name for name, tensor in stored if tensor.shape == tensors[head].shape), ""):
+            yield f"{head} is stored separately from {embeddings}: exclude it only if both have the same values."
     if extra:
         yield "Exclude extra tensors with --exclude."
     if missing and extra:

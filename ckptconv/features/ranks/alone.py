@@ -27,15 +27,17 @@ def _of_first_rank(file: LoneFile) -> bool:
 
 LONE = (
     LoneKind(
-        "holds one rank's part of flat parameters of FSDP.",
+        "contains one rank's part of flat parameters of FSDP.",
         _JOINED + " Or save a full state dict.",
         _of_flat_parameters,
     ),
-    LoneKind("belongs to a rank other than the first, and the files of other ranks are missing.", _JOINED, _of_a_rank),
     LoneKind(
-        "is named like the file of the first rank, but the files of other ranks are missing, and it does not say that "
-        "it is one of several.",
-        "If it is one of several, give the files of all ranks.",
+        "belongs to a rank other than the first, but the files of the other ranks are missing.", _JOINED, _of_a_rank
+    ),
+    LoneKind(
+        "has the name of a first rank's file, but the files of other ranks are missing, and the file does not record "
+        "their number.",
+        "If there are other ranks, give the files of all ranks.",
         _of_first_rank,
         refused=False,
     ),

@@ -66,9 +66,9 @@ def choose(place: Location, sets: list[FileSet]) -> FileSet:
         if len(best) > 1:
             names = [next(iter(file_set.files.values())) for file_set in best]
             raise UsageError(
-                f"{place} holds several sets of files of ranks, {some(names, form=str)} among them.",
-                f"Name a file of the set to convert: {place.join(names[0])}",
+                f"{place} contains several sets of rank files, such as those of {some(names, form=str)}.",
+                f"Give a file of the set to convert: {place.join(names[0])}",
             )
         if best:
             return best[0]
-    raise UsageError(f"{place} holds no files of ranks.", "Give the directory that contains them.")
+    raise UsageError(f"{place} contains no rank files.", "Give the directory that contains them.")

@@ -99,7 +99,7 @@ def _opened(directory: Location, files: FileSet) -> Files:
         raise lacking(directory.path, missing, files.files)
     if present[-1] >= expected:
         raise CorruptError(
-            f"{directory.join(files.files[present[-1]])} belongs to rank {present[-1]}, but says that there are "
+            f"{directory.join(files.files[present[-1]])} belongs to rank {present[-1]}, but its name specifies "
             f"{files.world} ranks."
         )
     names = _names(directory)
@@ -231,13 +231,13 @@ def _told(
     missing = sorted(ranks.expected - ranks.files.keys())
     if missing:
         warnings.append(
-            f"The files of ranks {some(missing, form=str)} are missing; the files of the other ranks hold the same "
-            "data."
+            f"The files of ranks {some(missing, form=str)} are missing; the files of the other ranks contain the "
+            "same data."
         )
     differing = [path for path in ranks.differing if path in paths]
     if differing:
         warnings.append(
-            f"Values other than tensors differ between the ranks. They were taken from rank {min(ranks.files)}: "
+            f"Values other than tensors differ between the ranks. The values of rank {min(ranks.files)} were used: "
             f"{some([names_of.dotted(path) for path in differing])}."
         )
     return notes, warnings

@@ -23,7 +23,8 @@ _NAMED = 5
 _NOTHING = "No file was scanned, so nothing was judged."
 
 OTHER_OPTIONS = {
-    "-o --out --output --output-file --outfile --report": "Use --sarif FILE.",
+    "scan -o --out --output --output-file --outfile --report": "Use --sarif FILE, or --json > FILE.",
+    "scan -r -R --recursive": "A directory is searched to any depth.",
     "--format --output-format --output-type": "Use --sarif FILE for SARIF, and --json for JSON.",
     "--weights-only": "scan loads no file, and judges what any loader would run. To choose the verdicts that fail, use "
     "--fail-on.",

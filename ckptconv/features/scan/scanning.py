@@ -48,6 +48,8 @@ _INDEX = ".index.json"
 _LFS = b"version https://git-lfs"
 # The most files that are no checkpoints whose names are kept.
 _MOST_OTHERS = 10_000
+# The options that write a report, by the ending of its name.
+_REPORTS = {".sarif": "--sarif FILE PATH", ".json": "--json PATH > FILE"}
 _TO_A_FILE = "Write the data to a file, and scan that file."
 
 
@@ -82,10 +84,9 @@ def scan(
     places = [Location(pinned(path, dict(stores)), dict(stores)) for path in given_paths]
     missing = next((place for place in places if place.kind == "missing"), None)
     if missing:
-        report_at = (
-            "To write a report to FILE, use ckptconv scan --sarif FILE PATH." if missing.name.endswith(".sarif") else ""
-        )
-        raise MissingError(f"{missing} does not exist.", report_at or nearby(missing))
+        flag = next((flag for ending, flag in _REPORTS.items() if missing.name.endswith(ending)), "")
+        report_at = f"To write a report to FILE, use ckptconv scan {flag}." if flag and len(places) > 1 else ""
+        raise MissingError(f"{missing} does not exist.", nearby(missing) or report_at)
     pipe = next((place for place in places if place.kind not in ("file", "directory")), None)
     if pipe:
         raise UsageError(f"{pipe} is neither a file nor a directory. scan does not read pipes or devices.", _TO_A_FILE)

@@ -38,14 +38,14 @@ def _world_size(place: Location) -> Any:
 
 LONE = (
     LoneKind(
-        "belongs to one of several ranks of a torch_checkpointing step.",
+        "belongs to one of the ranks of a torch_checkpointing step.",
         "Give the directory of the step: {}.",
         _of_step,
         is_written=True,
     ),
     LoneKind(
-        "is named like a rank's file of torch_checkpointing, but no description is next to it.",
-        "If it is one, give the directory of the step.",
+        "has a name like a rank's file of torch_checkpointing, but no description is next to it.",
+        "If it belongs to a step, give the directory of the step.",
         lambda file: matching(_LIKE_ITEM, file.place.name) is not None,
         refused=False,
     ),

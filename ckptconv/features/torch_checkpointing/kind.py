@@ -23,7 +23,7 @@ KIND = OutputKind(
     },
     {
         "copy_config": "copies nothing: from_pretrained reads no torch_checkpointing step",
-        "tied": "has no effect on a torch_checkpointing step, where every name has its own bytes",
+        "tied": "has no effect on a torch_checkpointing step, where tied names do not share data",
     },
     compared="ckptconv.features.torch_checkpointing.with_verify",
     plan="ckptconv.features.torch_checkpointing.output",

@@ -123,12 +123,11 @@ class _Reading:
         version = root.get("version", "1.0")
         if version not in _VERSIONS:
             raise UnsupportedError(
-                f"{self.where} is of version {brief(version)}; only {' and '.join(_VERSIONS)} of this format are "
-                "supported."
+                f"{self.where} has version {brief(version)}; only versions {' and '.join(_VERSIONS)} are supported."
             )
         world = root.get("world_size")
         if type(world) is not int or not 0 < world <= MAX_RANKS:
-            raise self._corrupt(f"its world_size is {brief(world)}")
+            raise self._corrupt(f"its world_size {brief(world)} is invalid")
         step = StepMetadata(version, world)
         metadata = self._dict(root.get("metadata"), "its metadata")
         if version == "1.0":
@@ -169,7 +168,7 @@ class _Reading:
 
     def _item(self, name: Any) -> str:
         if type(name) is not str:
-            raise self._corrupt(f"an item is named {brief(name)}")
+            raise self._corrupt(f"the name of an item, {brief(name)}, is not text")
         check_inside(f"{name}_0.pt", self.where, self.directory)
         return named(name)
 
@@ -191,10 +190,10 @@ class _Reading:
         for rank, layout in layouts.items():
             number = int(rank) if type(rank) is str and rank.isascii() and rank.isdecimal() and len(rank) < 9 else rank
             if type(number) is not int or number in files:
-                raise self._corrupt(f"the files of {named(name)} are of rank {brief(rank)}")
+                raise self._corrupt(f"the files of {named(name)} have the invalid or repeated rank {brief(rank)}")
             files[number] = None if layout is None else self._item_file(layout)
         if files.keys() != set(range(world)):
-            raise self._corrupt(f"it is of {world} ranks, but lists the files of {named(name)} of {len(files)} ranks")
+            raise self._corrupt(f"it records {world} ranks, but lists files of {named(name)} for {len(files)} ranks")
         return files
 
     def _item_file(self, layout: Any) -> ItemFile:
@@ -204,10 +203,10 @@ class _Reading:
             self._dict(layout.get("serialization_format"), "a file's format").get("type"),
         )
         if type(path) is not str:
-            raise self._corrupt(f"a file is named {brief(path)}")
+            raise self._corrupt(f"the path of a file, {brief(path)}, is not text")
         check_inside(path, self.where, self.directory)
         if kind not in _KINDS:
-            raise UnsupportedError(f"{self.where}: {path[:200]} is written as {brief(kind)}, which is not known.")
+            raise UnsupportedError(f"{self.where}: {path[:200]} has the unknown format {brief(kind)}.")
         return ItemFile(path, kind)
 
     def _check_files(self, step: StepMetadata) -> None:
@@ -236,18 +235,18 @@ class _Reading:
             group = self._dict(group, f"a description of {called}")
             ranks = self._of_ranks(called, group.get("ranks"), step.world)
             if seen & ranks:
-                raise self._corrupt(f"it describes {called} of rank {min(seen & ranks)} twice")
+                raise self._corrupt(f"it describes {called} twice for rank {min(seen & ranks)}")
             seen |= ranks
             geometries.append((ranks, self._geometry(called, self._dict(group.get("sharding_metadata"), called))))
         if len({(geometry.shape, geometry.dtype) for _, geometry in geometries}) > 1:
-            raise self._corrupt(f"it gives {called} two different shapes or dtypes")
+            raise self._corrupt(f"it records different shapes or dtypes for {called}")
         item.tensors[at], item.ways[at] = geometries, path
 
     def _of_ranks(self, called: str, listed: Any, world: int) -> frozenset[int]:
         if not isinstance(listed, (tuple, list)) or len(listed) > MAX_RANKS:
-            raise self._corrupt(f"{called} is of ranks {brief(listed)}")
+            raise self._corrupt(f"{called} has an invalid list of ranks, {brief(listed)}")
         if any(type(rank) is not int or not 0 <= rank < world for rank in listed):
-            raise self._corrupt(f"{called} is of ranks {brief(listed)}, and there are {world}")
+            raise self._corrupt(f"{called} has an invalid rank in {brief(listed)}: there are {world} ranks")
         key = tuple(listed)
         return self._ranks.setdefault(key, frozenset(key))
 
@@ -255,7 +254,7 @@ class _Reading:
         reader = _GEOMETRIES.get(str(description.get("type")))
         if reader is None:
             raise UnsupportedError(
-                f"{self.where}: {called} has the placement {brief(description.get('type'))}, which is not known."
+                f"{self.where}: {called} has the unknown placement {brief(description.get('type'))}."
             )
         return reader(self, called, self._dict(description.get("data"), called))
 
@@ -265,13 +264,13 @@ class _Reading:
         if any(type(count) is not int or not 0 <= count < MAX_BYTES for count in value) or (
             math.prod(value) >= MAX_BYTES
         ):
-            raise self._corrupt(f"{called} has a shape {brief(tuple(value))}")
+            raise self._corrupt(f"{called} has the invalid shape {brief(tuple(value))}")
         return tuple(value)
 
     def _dtype(self, called: str, text: Any) -> DType:
         name = text[len("torch.") :] if type(text) is str and text.startswith("torch.") else ""
         if name not in DTYPES:
-            raise UnsupportedError(f"{self.where}: {called} is of dtype {brief(text)}, which is not known.")
+            raise UnsupportedError(f"{self.where}: {called} has the unknown dtype {brief(text)}.")
         return DTYPES[name]
 
     def _distributed(self, called: str, data: Mapping[Any, Any]) -> Geometry:
@@ -279,10 +278,12 @@ class _Reading:
         mesh = self._mesh(called, self._dict(data.get("mesh_spec"), f"the mesh of {called}"))
         listed = data.get("placements")
         if not isinstance(listed, (tuple, list)) or len(listed) != len(mesh.shape):
-            raise self._corrupt(f"{called} has placements {brief(listed)} for a mesh of {len(mesh.shape)} dimensions")
+            raise self._corrupt(f"{called} has placements {brief(listed)}, but a mesh of {len(mesh.shape)} dimensions")
         placements = tuple(self._placement(called, placement, shape) for placement in listed)
         if math.prod(cut.factor for cut in placements if cut) > MAX_FACTOR:
-            raise LimitError(f"{self.where}: {called} is cut into more than {MAX_FACTOR} strided pieces.")
+            raise LimitError(
+                f"{self.where}: {called} is split into more than {MAX_FACTOR} strided pieces, which is the limit."
+            )
         layout = Distribution(mesh, placements, shape)
         return Distributed(self._layouts.setdefault(layout, layout), self._dtype(called, data.get("dtype")))
 
@@ -292,11 +293,11 @@ class _Reading:
         if kind == "Replicate":
             return None
         if kind not in ("Shard", "StridedShard"):
-            raise UnsupportedError(f"{self.where}: {called} has the placement {brief(kind)}, which is not known.")
+            raise UnsupportedError(f"{self.where}: {called} has the unknown placement {brief(kind)}.")
         if type(dim) is not int or not 0 <= dim < len(shape):
             raise self._corrupt(f"{called} is sharded along dimension {brief(dim)}, but has {len(shape)} dimensions")
         if type(factor) is not int or not 1 <= factor <= MAX_FACTOR:
-            raise self._corrupt(f"{called} has a strided placement with the split factor {brief(factor)}")
+            raise self._corrupt(f"{called} has a strided placement with the invalid split factor {brief(factor)}")
         self._strided = self._strided or kind == "StridedShard"
         return MeshCut(dim, factor if kind == "StridedShard" else 1)
 
@@ -307,9 +308,9 @@ class _Reading:
         shape, ranks, names = spec.get("mesh_shape"), spec.get("mesh_data"), spec.get("mesh_dim_names")
         shape = self._counts(called, shape)
         if not isinstance(ranks, (tuple, list)) or not 0 < len(ranks) == math.prod(shape) <= MAX_RANKS:
-            raise self._corrupt(f"{called} is on a mesh of {list(shape)} that lists another number of ranks")
+            raise self._corrupt(f"{called} is on a mesh of shape {list(shape)} that lists a different number of ranks")
         if any(type(rank) is not int or rank < 0 for rank in ranks) or len(set(ranks)) != len(ranks):
-            raise self._corrupt(f"{called} is on a mesh that lists no ranks, or a rank twice")
+            raise self._corrupt(f"{called} is on a mesh that lists invalid or repeated ranks")
         dims = names if isinstance(names, (tuple, list)) and len(names) == len(shape) else ()
         mesh = Mesh(tuple(ranks), shape, tuple(map(str, dims)))
         return self._meshes.setdefault(id(spec), self._layouts.setdefault(mesh, mesh))
@@ -318,7 +319,7 @@ class _Reading:
         shape = self._counts(called, data.get("global_shape"))
         lists = [numbers for key in _BOXES if isinstance(numbers := data.get(key), (tuple, list))]
         if len(lists) != len(_BOXES) or len(set(map(len, lists))) != 1:
-            raise self._corrupt(f"{called} has a different number of offsets and sizes of shards")
+            raise self._corrupt(f"{called} has different numbers of shard offsets and shard sizes")
         boxes = tuple(HeldBox(*(self._counts(called, numbers) for numbers in box)) for box in zip(*lists, strict=True))
         for box in boxes:
             if not len(box.offsets) == len(box.inside) == len(box.sizes) == len(shape):
@@ -327,8 +328,8 @@ class _Reading:
                 )
             if any(at + size > most for at, size, most in zip(box.offsets, box.sizes, shape, strict=True)):
                 raise self._corrupt(
-                    f"{called} is of {list(shape)}, and its shard of {list(box.sizes)} at {list(box.offsets)} extends "
-                    "beyond it"
+                    f"{called} has the shape {list(shape)}, but its shard of {list(box.sizes)} at {list(box.offsets)} "
+                    "extends beyond it"
                 )
         return Rectangles(shape, boxes, self._dtype(called, data.get("dtype")))
 

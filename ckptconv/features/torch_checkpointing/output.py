@@ -97,7 +97,7 @@ def _check_name(item: str) -> None:
     why = why or ("it begins with a dot" if item.startswith(".") else "")
     if why:
         raise UsageError(
-            f"{named(item)} would be an item of the step and a name of files, but {why}.",
+            f"{named(item)} would be the name of an item and of its files in the step, but {why}.",
             "Store the weights under another key with --model-key.",
         )
 

@@ -135,8 +135,8 @@ class _Step:
             over = [file for item in step.items.values() for file in item.files.items() if file[0] >= step.world]
             if over:
                 raise other_save(
-                    f"{directory.join(over[0][1].path)} is of rank {over[0][0]}, and {STEP_METADATA} says that there "
-                    f"are {step.world} ranks."
+                    f"{directory.join(over[0][1].path)} is of rank {over[0][0]}, and {STEP_METADATA} records that "
+                    f"there are {step.world} ranks."
                 )
         else:
             step.items = items_of(directory)
@@ -244,7 +244,8 @@ class _Step:
                 tensors, others = divided(file.value, reader, prefix)
                 if reader.said not in (None, rank):
                     raise CorruptError(
-                        f"{places[name]} is named for rank {rank}, but says that it belongs to {reader.said}."
+                        f"{places[name]} has the name of rank {rank}, but records that it belongs to rank "
+                        f"{reader.said}."
                     )
                 self.files.log.add(file, item_file.path)
                 meshes.update(reader.meshes)
@@ -258,10 +259,10 @@ class _Step:
                 meshes.update((piece.layout.mesh, None) for piece in tensors.values() if isinstance(piece, RankPart))
             elif item_file.kind == SAFETENSORS and self.world > 1:
                 raise UnsupportedError(
-                    f"{places[name]} holds the parts of {len(tensors)} tensors that rank {rank} has, but there is no "
-                    f"{STEP_METADATA} that says where these parts belong.",
-                    f"Copy {STEP_METADATA} too: a step that was saved without a resharder has none, and cannot be "
-                    "joined.",
+                    f"{places[name]} contains the parts of {len(tensors)} tensors on rank {rank}, but there is no "
+                    f"{STEP_METADATA} that records where these parts belong.",
+                    f"Copy {STEP_METADATA} too. A step that was saved without a resharder has no {STEP_METADATA}, "
+                    "and cannot be joined.",
                 )
             pieces.update(tensors)
             (alone if self.items[name].shared else values).update(others)
@@ -380,8 +381,8 @@ class _Step:
         if not agrees:
             raise other_save(
                 f"{where} has {named(name)} with the shape {list(shape_of(piece))}"
-                f"{'' if tensor is None else f' and dtype {tensor.dtype}'}, and {STEP_METADATA} describes it with "
-                f"{list(geometry.shape)} and {geometry.dtype}, or placed otherwise."
+                f"{'' if tensor is None else f' and dtype {tensor.dtype}'}, but {STEP_METADATA} describes it with "
+                f"{list(geometry.shape)} and {geometry.dtype}, or with another placement."
             )
         if isinstance(piece, RankPart) or tensor is None:
             return piece
@@ -400,8 +401,8 @@ class _Step:
         dims = [cut.dim for cut, ranks in cuts if cut and ranks > 1]
         if len(set(dims)) < len(dims) and not (self.described and self.described.knows_strides):
             raise UnsupportedError(
-                f"{where}: {named(name)} is cut along one dimension by {len(dims)} dimensions of its mesh, but "
-                f"{STEP_METADATA} does not say in which order: torch_checkpointing 0.1.0 did not record it.",
+                f"{where}: {named(name)} is split along one dimension by {len(dims)} dimensions of its mesh, "
+                f"but {STEP_METADATA} does not contain their order: torch_checkpointing 0.1.0 did not record it.",
                 "Save it with a later release, or with torch.save, which record the order.",
             )
 
@@ -437,7 +438,9 @@ class _Step:
             **({"mesh": ", ".join(shapes)} if shapes else {}),
             "items": ", ".join(self.items),
             "files": len(self.files.log.inputs),
-            "metadata": f"version {self.version}" if self.version else "none: its own library cannot reshard the step",
+            "metadata": f"version {self.version}"
+            if self.version
+            else "none: torch_checkpointing cannot reshard the step",
         }
 
     def told(self, wanted: Wanted, chosen: list[Path]) -> tuple[list[str], list[str]]:
@@ -458,20 +461,20 @@ class _Step:
         missing = sorted(ranks.expected - ranks.files.keys())
         if missing:
             warnings.append(
-                f"The files of ranks {some(missing, form=str)} are missing; the files of the other ranks hold the same "
-                "data."
+                f"The files of ranks {some(missing, form=str)} are missing; the files of the other ranks contain the "
+                "same data."
             )
         differing = [path for path in ranks.differing if wanted.key or path in chosen]
         if differing:
             warnings.append(
-                f"Values other than tensors differ between the ranks. They were taken from rank {min(ranks.files)}: "
+                f"Values other than tensors differ between the ranks. The values of rank {min(ranks.files)} were used: "
                 f"{some([names_of.dotted(path) for path in differing])}."
             )
         if self.undescribed:
             warnings.append(
-                f"{STEP_METADATA} does not describe plain tensors that rank 0 lacks. These were taken whole from other "
-                f"ranks: {some([*dict.fromkeys(self.undescribed)])}."
+                f"{STEP_METADATA} does not describe plain tensors that rank 0 lacks. The whole tensors of other ranks "
+                f"were used: {some([*dict.fromkeys(self.undescribed)])}."
             )
         if self.large:
-            warnings.append(f"Left out: {some(self.large)}, of more than {format_size(MAX_VALUE)}.")
+            warnings.append(f"Left out: {some(self.large)}, larger than {format_size(MAX_VALUE)}.")
         return notes, warnings

@@ -75,7 +75,8 @@ def _read_index(index: Location, path: str) -> Source:
             "Download or copy them again.",
         )
     places = {file: directory.at(entry.file) for file, entry in entries.items()}
-    return _source(path, {file: places[file] for file in files}, weight_map, places.get(name_of(groups)))
+    source = _source(path, {file: places[file] for file in files}, weight_map, places.get(name_of(groups)))
+    return source._replace(inputs={**source.inputs, index.name: index_file.identity})
 
 
 def _told(place: Location) -> Index:

@@ -7,8 +7,8 @@ from ckptconv.outputs.kinds import OF_CHECKPOINT, OF_CODES, OF_MODELS, OutputKin
 _STATES = (
     "{} applies only to a checkpoint of torch.distributed.checkpoint.",
     (
-        "Convert twice: first with --to dcp and --states to such a checkpoint, then that with --to universal. "
-        "A universal checkpoint takes the optimizer's states from INPUT."
+        "Convert INPUT to such a checkpoint with --to dcp and --states, then convert that checkpoint with --to "
+        "universal. A universal checkpoint gets its optimizer states from INPUT."
     ),
 )
 # Further options without effect on a universal checkpoint depend on its source: see `resuming`.
@@ -17,7 +17,7 @@ KIND = OutputKind(
     "tree",
     {**OF_CHECKPOINT, "states": _STATES, **OF_MODELS, **OF_CODES},
     {
-        "opaque": "has no effect on a universal checkpoint, which cannot hold other objects",
+        "opaque": "has no effect on a universal checkpoint, which cannot store other objects",
         "copy_config": "copies nothing: from_pretrained reads no universal checkpoint",
     },
     to="universal",

@@ -21,7 +21,9 @@ class UniversalOptions(Given):
         fallback="any; for a ZeRO checkpoint, its own stage",
     )
     fresh_optimizer: bool = deciding(
-        FLAG, "Start the universal checkpoint with zero moments at step 0, whatever INPUT holds.", group=OUTPUT
+        FLAG,
+        "Start the universal checkpoint with zero moments at step 0, without the states of INPUT.",
+        group=OUTPUT,
     )
 
 

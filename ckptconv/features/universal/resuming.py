@@ -40,7 +40,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 _STEP = "step"
 # In the entries that all parameters share: where ZeRO-3 looks for the settings of groups.
 _INNER, _GROUPS = "optimizer_state_dict", "param_groups"
-_FOR_3 = "--zero-stage 3 writes one for ZeRO-3"
+_FOR_3 = "use --zero-stage 3 for ZeRO-3"
 # Entries of param_groups that are no hyperparameters: which parameters, and how torch is to compute.
 _NO_HYPERPARAMETERS = frozenset({"params", "param_names", "foreach", "fused", "capturable", "differentiable"})
 # The options that select tensors, or rename them; the others of TENSORS change nothing.
@@ -75,10 +75,10 @@ def resumable(source: Source, options: Options, rename: Rename = selection.renam
     states = (source.states() or {}).get("state", {})
     renaming = [option for option, _ in steps_of(options.strip_prefix, options.rename)]
     given = [*_given(options, {"strip_prefix", "rename"}), *renaming]
-    reason = "has no effect on a universal checkpoint, which holds all values unchanged"
+    reason = "has no effect on a universal checkpoint, which stores all values unchanged"
     stage = source.training.stage
     training, warnings = _for_all_groups(source.training) if stage == 3 else (source.training, ())
-    stages = ("ZeRO-3", "--zero-stage 1 writes one for ZeRO-1 and 2") if stage == 3 else ("ZeRO-1 and 2", _FOR_3)
+    stages = ("ZeRO-3", "use --zero-stage 1 for ZeRO-1 and 2") if stage == 3 else ("ZeRO-1 and 2", _FOR_3)
     notes = (f"The universal checkpoint is for {stages[0]}, like INPUT: {stages[1]}.",) if stage else ()
     warnings = (*warnings, *_of_experts(training))
     return Resumable(training, source.weights, states, dict.fromkeys(given, reason), notes, warnings)
@@ -90,7 +90,7 @@ def _of_experts(training: Training) -> tuple[str, ...]:
         return ()
     warning = (
         "Load this universal checkpoint with ep_size=1: its experts are numbered across all ranks, but DeepSpeed "
-        "looks for numbers within each rank. With another ep_size, ranks load the wrong experts."
+        "expects numbers within each rank. With another ep_size, ranks load the wrong experts."
     )
     return (warning,)
 
@@ -110,8 +110,8 @@ def _for_all_groups(training: Training) -> tuple[Training, tuple[str, ...]]:
     kept = [{key: value for key, value in group.items() if key not in differing} for group in groups]
     common = {**training.common, _INNER: {**inner, _GROUPS: kept}}
     warning = (
-        f"The {len(groups)} groups of parameters differ in {some(differing, form=str)}. ZeRO-3 gives all groups the "
-        "same settings, so it takes none of these from the universal checkpoint: the training run's settings stay."
+        f"The {len(groups)} groups of parameters differ in {some(differing, form=str)}. ZeRO-3 loads the same "
+        "settings into all groups, so the universal checkpoint leaves these out, and the training run keeps its own."
     )
     if "lr" in differing:
         warning += (
@@ -132,10 +132,10 @@ def _derived(source: Source, options: Options, rename: Rename) -> Resumable:
     chosen = selected(source, options.replaced(key=key, dtype=_MASTER, structure=False), rename)
     if chosen.settled:
         raise UsageError(
-            f"{source.path}: a universal checkpoint has no place for tensors that stay as they are, such as "
+            f"{source.path}: a universal checkpoint cannot contain tensors that must stay unchanged, such as "
             f"{some(sorted(chosen.settled), 3)} of --graft.",
-            "Convert twice: weights with --graft to a directory, optimizer states with --states to a checkpoint of "
-            "--to dcp; then that with --to universal.",
+            "Convert the weights with --graft to a directory, then that directory with --to dcp and --states, then "
+            "that checkpoint with --to universal.",
         )
     if chosen.uncastable:
         raise UnsupportedError(
@@ -159,12 +159,12 @@ def _derived(source: Source, options: Options, rename: Rename) -> Resumable:
     parameters = [name for group in groups for name in group["params"]]
     if not parameters and masters and optimizer is not None:
         raise UnsupportedError(
-            f"{source.path}: no group of its optimizer names a parameter of the output, so its states have no place "
-            "in DeepSpeed's groups.",
+            f"{source.path}: no group of its optimizer contains a parameter of the output, so its states cannot be "
+            "assigned to DeepSpeed's groups.",
             FRESH,
         )
     if not parameters:
-        raise UsageError(f"{source.path} holds no parameters for a universal checkpoint.")
+        raise UsageError(f"{source.path} contains no parameters for a universal checkpoint.")
     masters = {name: masters[name] for name in parameters}
     step = (source.of_states.step or 0) if optimizer is not None else 0
     if optimizer is None:
@@ -182,7 +182,7 @@ def _derived(source: Source, options: Options, rename: Rename) -> Resumable:
     )
     unfit = _unfit_for_3(states, source.path) if stage in (None, 3) else ""
     if unfit and stage == 3:
-        raise UnsupportedError(unfit, f"--zero-stage 1 writes one for ZeRO-1 and 2. {FRESH}")
+        raise UnsupportedError(unfit, f"Use --zero-stage 1 for ZeRO-1 and 2. {FRESH}")
     if unfit:
         training = training._replace(models={_MODEL: model})
         warnings.append(f"{unfit} This universal checkpoint is only for ZeRO-1 and 2.")
@@ -191,30 +191,30 @@ def _derived(source: Source, options: Options, rename: Rename) -> Resumable:
         training, of_groups = _for_all_groups(training)
         warnings.extend(of_groups)
     warnings.extend(_of_experts(training))
-    reason = "has no effect on a universal checkpoint, which holds each fp32 master weight once"
+    reason = "has no effect on a universal checkpoint, which stores each fp32 master weight once"
     idle = {**dict.fromkeys(_given(options, _SELECTING | _OF_PARTS), reason), **chosen.idle(options)}
     notes = _notes(source, key if not options.key else "", optimizer is None, step, len(rest))
     return Resumable(training, masters, states, idle, notes, (*chosen.warnings, *warnings), chosen.equal)
 
 
 def _notes(source: Source, key: str, fresh: bool, step: int, rest: int) -> tuple[str, ...]:
-    notes = [f"Converted the weights under {key!r}; --key selects others."] if key else []
+    notes = [f"Converted the weights under {key!r}; use --key for other weights."] if key else []
     if fresh:
-        why = "" if source.of_states.error is None and source.optimizer is None else ", as --fresh-optimizer says"
+        why = "" if source.of_states.error is None and source.optimizer is None else ", because of --fresh-optimizer"
         notes.append(
             f"The universal checkpoint starts with zero moments at step 0{why}. The training run that loads it sets "
             "the optimizer's hyperparameters."
         )
     elif source.of_states.step is None:
         notes.append(
-            "The universal checkpoint has the optimizer's states, which count no steps: its step count starts at 0."
+            "The universal checkpoint contains the optimizer states, which record no steps: its step count starts at 0."
         )
     else:
-        notes.append(f"The universal checkpoint continues at step {step}, with the optimizer's moments.")
+        notes.append(f"The universal checkpoint continues at step {step}, with the moments of the optimizer.")
     if rest:
         notes.append(
-            f"Not parameters: {count_of(rest, 'tensor')}, in the model file, from which DeepSpeed does not load them "
-            "for a universal checkpoint."
+            f"Not parameters: {count_of(rest, 'tensor')}. The model file stores them, but DeepSpeed does not load them "
+            "from a universal checkpoint."
         )
     return tuple(notes)
 
@@ -246,7 +246,7 @@ def _unfit_for_3(states: Mapping[str, Mapping[str, Any]], where: str) -> str:
         lacking = [key for key in _MOMENTS if key not in own]
         if others or lacking:
             has = f"has {some(others)}" if others else f"lacks {some(lacking)}"
-            return f"{where}: {brief(name)} {has}, but ZeRO-3 loads only {some(_MOMENTS)} of each parameter."
+            return f"{where}: {brief(name)} {has}, but ZeRO-3 loads exactly {some(_MOMENTS)} of each parameter."
     return ""
 
 
@@ -257,9 +257,9 @@ def _of_muon(states: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
         return ()
     kind_texts = " and ".join(sorted(some(sorted(kind), form=str) for kind in kinds))
     warning = (
-        f"The groups of parameters have states of several optimizers: {kind_texts}. DeepSpeed's ZeRO-1 and 2 load "
-        "these, but fail in the first step with Muon on several ranks. torch.distributed.checkpoint accepts them "
-        "(--to dcp)."
+        f"The groups of parameters have states of several optimizers: {kind_texts}. With these, DeepSpeed's ZeRO-1 "
+        "and 2 fail in the first step with Muon on several ranks. torch.distributed.checkpoint supports them (--to "
+        "dcp)."
     )
     return (warning,)
 
@@ -296,7 +296,7 @@ def _complete(
                     f"has the shape {list(value.shape)}" if isinstance(value, LazyTensor) else ("is not a plain tensor")
                 )
                 raise UnsupportedError(
-                    f"{where}: the state {brief(key)} of {brief(name)} {shape}, and the parameter has "
+                    f"{where}: the state {brief(key)} of {brief(name)} {shape}, but the parameter has "
                     f"{list(master.shape)}: ZeRO supports only states with the shape of their parameter.",
                     FRESH,
                 )
@@ -310,9 +310,9 @@ def _complete(
                 zeros = {key: Zeros(DTYPES[_MASTER], masters[name].shape) for key in keys if key != _STEP}
                 steps = {_STEP: _counter(step)} if _STEP in keys else {}
                 kept[name] = {**steps, **zeros, **kept[name]}
-    warnings = [f"{some(without)} have no states yet, and got zero moments."] if without else []
+    warnings = [f"{some(without)} have no states yet: zero moments were written."] if without else []
     if left:
-        warnings.append(f"The optimizer's {some(left)} are left out: DeepSpeed does not support them.")
+        warnings.append(f"Left out the optimizer states {some(left)}: DeepSpeed does not support these.")
     return kept, warnings
 
 

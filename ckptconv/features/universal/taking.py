@@ -55,7 +55,7 @@ def fitted(source: Source, options: Options, asked: str) -> Source:
     check_not_optax(optimizer, source.path, FRESH)
     if is_numbered(optimizer, weights_in(source, key)):
         raise UnsupportedError(
-            f"{source.path} numbers its optimizer's parameters, so the states cannot be matched to parameters.",
+            f"{source.path} has optimizer states by number, which cannot be matched to parameters.",
             f"{ways()} {FRESH}",
         )
     states = dict(optimizer["state"])
@@ -69,8 +69,8 @@ def fitted(source: Source, options: Options, asked: str) -> Source:
             states[name] = {**states[name], _STEP: Inline(struct.pack("<f", most), DTYPES["float32"], ())}
         if behind:
             warnings.append(
-                f"{some(behind)} have fewer steps than the {most} of other parameters in their group. DeepSpeed keeps "
-                f"one step count per group: theirs becomes {most}."
+                f"{some(behind)} have fewer steps than other parameters in their group ({most}). DeepSpeed stores one "
+                f"step count per group, so {most} is written for all."
             )
     step = max((step for step in known.values() if step is not None), default=None)
     return source._replace(

@@ -84,12 +84,12 @@ def _wrapped(tensor: LazyTensor, training: Training) -> Any:
 
 def _directory(name: str) -> str:
     """Return the path of the directory of a parameter."""
-    return f"{ZERO}/{_checked(name, f'A parameter is named {quoted(name)}', (COMMON,))}"
+    return f"{ZERO}/{_checked(name, f'A parameter has the name {quoted(name)}', (COMMON,))}"
 
 
 def _file(name: str, state: str) -> str:
     """Return the path of the file of an optimizer state of the parameter `name`."""
-    what = f"An optimizer state of {quoted(name)} is named {quoted(state)}"
+    what = f"An optimizer state of {quoted(name)} has the name {quoted(state)}"
     return f"{_directory(name)}/{_checked(f'{state}.pt', what, (WEIGHTS,))}"
 
 
@@ -102,7 +102,9 @@ def _checked(name: str, what: str, taken: Sequence[str]) -> str:
     except UnicodeEncodeError:
         size = _LONGEST_NAME + 1
     if size > _LONGEST_NAME or name in taken:
-        why = "which is the name of another file there" if name in taken else "which is not valid Unicode, or too long"
+        why = (
+            "which is the name of another file there" if name in taken else "which is not valid Unicode or is too long"
+        )
         raise UnsupportedError(
             f"{what}, {why}. In a universal checkpoint it would be the name of a file or directory.",
             "Leave the parameter out with --exclude, or rename it with --rename.",

@@ -56,7 +56,7 @@ def pairs(
     text = target.place.at(at[LATEST_UNIVERSAL]).read_text(_LONGEST_NAME)
     if text != basename(target.path):
         raise DifferenceError(
-            f"{pointer} names {text!r}, not {basename(target.path)!r}.",
+            f"{pointer} contains {text!r}, not {basename(target.path)!r}.",
             what="file",
             file=pointer,
             expected=basename(target.path),

@@ -18,8 +18,12 @@ if TYPE_CHECKING:
     from ckptconv.features.verify.report import Verification
 
 OTHER_OPTIONS = {
-    "--digest --digests --sha256 --checksum --hash": (
+    "verify --digest --digests --sha256 --hash": (
         "ckptconv verify OUTPUT, without SOURCE, compares the files with the digests in its manifest."
+    ),
+    "verify --checksum --checksums": (
+        "Checksums in SOURCE are compared when it is converted: ckptconv convert SOURCE OUTPUT --checksum. For digests "
+        "in the manifest of OUTPUT, leave SOURCE out."
     ),
 }
 OTHER_WORDS = {"verify": ("check", "validate", "test")}

@@ -47,7 +47,7 @@ def quantized(tensors: Tensors, args: tuple[Any, ...]) -> Any:
         packed = {"shape": Size(shape), "strides": strides}
         size, stride = (storage.size,), (1,)
     if type(quantizer) is not tuple or not 3 <= len(quantizer) <= 4:
-        raise MalformedError("has a quantized tensor whose quantizer is not a tuple of its parameters")
+        raise MalformedError("has a quantized tensor whose quantizer is not a tuple of parameters")
     values = tensors.view(storage, offset, size, stride)
     if type(values) is not Tagged:
         return values  # on the meta device, without data
@@ -70,7 +70,7 @@ def wrapper_subclass(tensors: Tensors, args: tuple[Any, ...]) -> Any:
         return unknown("a tensor of a class", cls)
     tensors.geometry(size, stride)
     if type(offset) is not int or type(requires_grad) is not bool:
-        raise MalformedError(f"has a tensor of {str(cls)[:100]} whose arguments are of the wrong types")
+        raise MalformedError(f"has a tensor of {str(cls)[:100]} whose arguments have the wrong types")
     for constant, kind in ((dtype, "dtype"), (layout, "layout")):
         if type(constant) is not TorchConstant or constant.kind != kind:
             raise MalformedError(f"has a tensor of {str(cls)[:100]} whose {kind} is invalid")
@@ -94,7 +94,7 @@ def sparse(args: tuple[Any, ...]) -> Any:
     layout, data = args
     known = type(layout) is TorchConstant and layout.kind == "layout" and layout.name in SPARSE
     if not known or type(data) is not tuple:
-        raise MalformedError("has a sparse tensor without a layout or parts")
+        raise MalformedError("has a sparse tensor without a layout or without parts")
     names = COMPOSITES[layout.name]
     if layout.name == "sparse_coo" and len(data) > len(names):
         names = (*names, "is_coalesced")

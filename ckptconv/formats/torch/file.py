@@ -59,8 +59,8 @@ def _read(reader: Reader, head: bytes, limits: Limits) -> TorchFile:
     container = TAR if is_tar(head) else STREAM if is_stream(head) else ""
     if container == TAR and head.startswith(LOCAL_SIGNATURE):
         raise CorruptError(
-            f"{reader.file.path} begins as a zip archive and as a tar archive: different readers would read it "
-            "differently."
+            f"{reader.file.path} is valid as the beginning of a zip archive and of a tar archive: readers would "
+            "disagree on its contents."
         )
     if not container:
         from ckptconv.formats.torch.zip import read_zip
@@ -68,7 +68,7 @@ def _read(reader: Reader, head: bytes, limits: Limits) -> TorchFile:
         return read_zip(reader, limits=limits)
     if container not in CONTAINERS:
         raise UnsupportedError(
-            f"{reader.file.path} is a {container}, as torch.save wrote {_WRITTEN[container]}.",
+            f"{reader.file.path} is a {container}, as written by torch.save {_WRITTEN[container]}.",
             "Load it with torch.load, and save it again with torch.save.",
         )
     content: TorchFile = import_module(CONTAINERS[container]).read(reader, limits)
@@ -76,8 +76,8 @@ def _read(reader: Reader, head: bytes, limits: Limits) -> TorchFile:
 
     if ends_as_zip(reader):
         raise CorruptError(
-            f"{reader.file.path} begins as a {container}, but ends as a zip archive: different readers would "
-            "read it differently."
+            f"{reader.file.path} begins as a {container}, but ends as a zip archive: readers would disagree "
+            "on its contents."
         )
     return content
 

@@ -109,7 +109,7 @@ def _array(shape: Any, dtype: Any, order: str, data: Any) -> Any:
     if type(shape) is not tuple or len(shape) > MAX_DIMS:
         raise MalformedError("has a numpy array with an invalid shape")
     if any(type(count) is not int or not 0 <= count < MAX_BYTES for count in shape):
-        raise MalformedError("has a numpy array whose shape does not consist of counts")
+        raise MalformedError("has a numpy array whose shape does not consist of non-negative integers")
     if plain is None:
         return NotImplemented
     raw = _raw(data, math.prod(shape) * plain[1])
@@ -166,7 +166,7 @@ def from_numpy(array: NumpyArray) -> LazyTensor:
     """Return the array as a tensor. Raises MalformedError if torch lacks its dtype."""
     name = numpy_dtypes.TORCH_NAMES.get(array.dtype[1:])
     if name is None:
-        raise MalformedError(f"has a tensor made of a numpy array of {array.dtype[:40]}")
+        raise MalformedError(f"has a tensor created from a numpy array of {array.dtype[:40]}")
     dtype = DTYPES[name]
     data = array.data
     if array.order == "F" and sum(count > 1 for count in array.shape) > 1:

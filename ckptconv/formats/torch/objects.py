@@ -17,13 +17,7 @@ from typing import Any, NamedTuple
 
 from ckptconv.formats.torch.storages import STORAGE_CLASSES, Storage, in_order
 from ckptconv.pickles import torch_constants
-from ckptconv.pickles.nodes import (
-    Composite,
-    Global,
-    Opaque,
-    Size,
-    TorchConstant,
-)
+from ckptconv.pickles.nodes import Composite, Global, Opaque, Size, TorchConstant
 from ckptconv.pickles.vocabulary import Builder, Constructor, MalformedError, Vocabulary
 from ckptconv.tensors.dtypes import DType, is_differentiable, itemsize_of_components
 from ckptconv.tensors.lazy import LazyTensor, Stored, Tagged, TensorFacts
@@ -60,7 +54,7 @@ def _geometry(size: Any, stride: Any) -> _Geometry:
         raise MalformedError(f"has a tensor of {len(size)} dimensions and {len(stride)} strides")
     for number in (*size, *stride):
         if type(number) is not int or not 0 <= number < MAX_BYTES:
-            raise MalformedError("has a tensor whose size or stride does not consist of counts")
+            raise MalformedError("has a tensor whose size or stride does not consist of non-negative integers")
     numel = math.prod(size)
     if numel >= MAX_BYTES:
         raise MalformedError(f"has a tensor of {brief(numel)} elements")
@@ -121,7 +115,7 @@ class Tensors:
         if dtype is None:
             dtype = storage.dtype
         if type(offset) is not int or offset < 0:
-            raise MalformedError("has a tensor whose storage offset is not a count")
+            raise MalformedError("has a tensor whose storage offset is not a non-negative integer")
         if type(requires_grad) is not bool:
             raise MalformedError("has a tensor whose requires_grad is not a bool")
         if requires_grad and not is_differentiable(dtype.name):
@@ -133,8 +127,8 @@ class Tensors:
         if storage.swapped:
             if itemsize_of_components(dtype) != itemsize_of_components(storage.dtype):
                 raise MalformedError(
-                    f"has a big-endian storage {storage.key[:40]!r} of {storage.dtype} with a tensor of {dtype} in it, "
-                    "whose bytes torch.load does not swap"
+                    f"has a big-endian storage {storage.key[:40]!r} of {storage.dtype} that contains a tensor of "
+                    f"{dtype}, whose bytes torch.load does not swap"
                 )
             tensor = in_order(tensor, storage)
         if metadata:
@@ -157,7 +151,7 @@ class Tensors:
 def check_arguments(args: tuple[Any, ...], name: str, *counts: int) -> None:
     """Raise MalformedError unless the number of arguments is one that some release of torch passes to `name`."""
     if len(args) not in counts:
-        raise MalformedError(f"calls {name} with {len(args)} arguments; it takes {' or '.join(map(str, counts))}")
+        raise MalformedError(f"calls {name} with {len(args)} arguments, but it takes {' or '.join(map(str, counts))}")
 
 
 def unknown(result: str, value: Any) -> Any:
@@ -167,7 +161,7 @@ def unknown(result: str, value: Any) -> Any:
     """
     if type(value) is Opaque:
         return NotImplemented
-    raise MalformedError(f"makes {result} of a value of type {type(value).__name__}")
+    raise MalformedError(f"creates {result} from a value of type {type(value).__name__}")
 
 
 KINDS = {

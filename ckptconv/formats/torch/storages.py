@@ -129,7 +129,7 @@ def storage_id(pid: Any) -> StorageId:
     Raises MalformedError for any other id, RefusedError for an unknown storage class.
     """
     if type(pid) is not tuple or len(pid) not in (5, 6) or pid[0] != "storage":
-        raise MalformedError("has a persistent id that is not one of a storage")
+        raise MalformedError("has a persistent id that is not that of a storage")
     _, cls, key, location, numel = pid[:5]
     dtype = storage_dtype(cls)
     if dtype is None:
@@ -138,7 +138,7 @@ def storage_id(pid: Any) -> StorageId:
     if type(key) is int and -MAX_BYTES < key < MAX_BYTES:
         key = str(key)
     if type(key) is not str or type(location) is not str or type(numel) is not int:
-        raise MalformedError("has a persistent id whose parts are of the wrong types")
+        raise MalformedError("has a persistent id whose parts have the wrong types")
     if not 0 <= numel < MAX_BYTES // dtype.itemsize:
         raise MalformedError(f"has a storage of {brief(numel)} elements")
     return StorageId(dtype, key, location, numel, pid[5] if len(pid) == 6 else None)

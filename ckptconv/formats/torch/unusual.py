@@ -21,7 +21,7 @@ def resolved(tensor: LazyTensor, metadata: Any) -> LazyTensor:
         raise MalformedError("has a tensor whose metadata is not a dictionary")
     for name, value in metadata.items():
         if type(name) is not str:
-            raise MalformedError("has a tensor whose metadata has names that are not text")
+            raise MalformedError("has a tensor with metadata keys that are not text")
         if name not in ("conj", "neg"):
             raise RefusedError(f"has a tensor with metadata {brief(name)}, which is not known")
         # If the flag is there, torch sets it, whatever its value.
@@ -48,7 +48,7 @@ def rebuild_tensor_v3(tensors: Tensors, args: tuple[Any, ...]) -> Any:
 
 def _dtype_of(value: Any) -> DType:
     if type(value) is not TorchConstant or value.kind != "dtype":
-        raise MalformedError("has a tensor whose dtype is not a dtype")
+        raise MalformedError("has a tensor whose dtype is not a valid dtype")
     if value.name not in DTYPES:
         raise RefusedError(f"has a tensor of dtype torch.{value.name}, which is not known")
     return DTYPES[value.name]
@@ -57,7 +57,7 @@ def _dtype_of(value: Any) -> DType:
 def build_typed(tensors: Tensors, value: Opaque, state: Any) -> Any:
     """Set the state (storage, offset, size, stride) of a torch.FloatTensor or the like, until torch 0.1.10."""
     if value.args or value.state or type(state) is not tuple or len(state) != 4:
-        raise MalformedError(f"has a {value.name} whose state is not a tensor's")
+        raise MalformedError(f"has a {value.name} whose state is not the state of a tensor")
     if type(state[0]) is not Storage:
         return unknown(f"a {value.name}", state[0])
     if state[0].dtype.name != STORAGE_DTYPES[value.cls.name.removesuffix("Tensor")]:

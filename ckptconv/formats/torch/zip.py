@@ -137,14 +137,14 @@ class Storages:
         if method not in (STORED, DEFLATED):
             raise RefusedError(
                 f"needs storage {wanted.key[:40]!r}, which is compressed ({METHODS.get(method, method)}); unpack the "
-                "archive, pack it again without compression (zip -0), and convert the new archive"
+                "archive, pack it without compression (zip -0), and convert the new archive"
             )
         if size != nbytes:
-            raise MalformedError(f"needs {nbytes} bytes of storage {wanted.key[:40]!r}, whose record has {size}")
+            raise MalformedError(f"needs {nbytes} bytes of storage {wanted.key[:40]!r}, but its record has {size}")
         if not self._agrees(row, wanted):
             raise MalformedError(
-                f"has storage {wanted.key[:40]!r} as {wanted.dtype} and as another dtype; torch.load reads it as the "
-                "first of them"
+                f"has storage {wanted.key[:40]!r} as {wanted.dtype} and as another dtype; torch.load uses the first "
+                "dtype for both"
             )
         file, offset = archive.file, archive.start + archive.payloads[row]
         if method:
@@ -179,9 +179,9 @@ class TorchArchive(Archive):
         if head.startswith(LOCAL_SIGNATURE):
             return super().no_directory()
         if self.file.path.endswith(".json"):
-            return UnsupportedError(f"{self.file.path} is not a checkpoint.", "Give its files, or their directory.")
+            return UnsupportedError(f"{self.file.path} is not a checkpoint.", "Give the weights, or their directory.")
         return CorruptError(
-            f"{self.file.path} is not a torch checkpoint: it is not a zip archive, and begins with {head[:16]!r}.",
+            f"{self.file.path} is not a torch checkpoint: it is not a zip archive, but begins with {head[:16]!r}.",
             "Check its source: the file may not match its name.",
         )
 
@@ -213,7 +213,7 @@ class TorchArchive(Archive):
 
             few = ", ".join(cut(name, 60) for name in itertools.islice(self.rows, 5))
             raise kind(
-                f"{self.name} is a zip archive, but not one of torch.save: it has {members} among its "
+                f"{self.name} is a zip archive, but not from torch.save: it has {members} among its "
                 f"{len(self.rows)} members ({few}{', …' if len(self.rows) > 5 else ''}).",
                 "" if outermost else f"Unpack it first, or name one file in it: zip://NAME::{self.file.path}",
             )
@@ -222,10 +222,10 @@ class TorchArchive(Archive):
         theirs = f"{top}/{PICKLE}".lower()
         for name in exact:
             if slash and name.lower() == theirs and name != outermost[0]:
-                raise self.corrupt(f"torch takes {brief(name)} for its description, and others {brief(outermost[0])}")
+                raise self.corrupt(f"torch reads {brief(name)} as its description, others read {brief(outermost[0])}")
         prefix = outermost[0][: -len(PICKLE)]
         if outermost[0] != prefix + PICKLE or prefix[-1:] not in ("", "/"):
-            raise self.corrupt(f"its {PICKLE} is called {brief(outermost[0])}, where some readers do not find it")
+            raise self.corrupt(f"its {PICKLE} has the name {brief(outermost[0])}, which some readers do not find")
         return prefix
 
     def _has_code(self) -> bool:

@@ -100,7 +100,7 @@ def enter(home: Handle, name: str, path: str, shared: bool) -> tuple[Handle, int
             try:
                 present = staging.names()
                 if present and LOCK not in present:
-                    raise ForeignError(staging.path, "a directory that has no lock of ours")
+                    raise ForeignError(staging.path, "a directory without a lock of ckptconv")
                 guard = staging.open_or_create(LOCK, 0o600)
                 try:
                     lock(guard, path, shared)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # On a full disk, staged files are not kept: they may never be wanted.
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-GO_ON = "Fix the cause, and run the same command again: it continues from there."
+GO_ON = "Fix the cause, and run the same command again to continue."
 # Bytes to read at a time when a file is compared with the checksums of its record.
 _READ = 4 << 20
 

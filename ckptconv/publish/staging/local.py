@@ -211,7 +211,7 @@ class LocalStaging(Staging):
         else:
             self._clear(self.recorded)
         self.close()
-        return f"{self._kept_files()} kept in {self.staging}: the same command continues from there."
+        return f"{self._kept_files()} kept in {self.staging}: run the same command again to continue."
 
     def discard(self) -> None:
         if self._guard >= 0 and not self.shared:
@@ -462,8 +462,8 @@ class LocalStaging(Staging):
             now = self._final(name).stat()
             if now is None or now.st_size != status["size"] or not _is_same(now, status):
                 raise FailedError(
-                    f"{self.final(name)} was replaced by another conversion, which published its output there.",
-                    "Run this conversion again if you want its output there.",
+                    f"{self.final(name)} was replaced by another conversion, which published its output as well.",
+                    "To replace that output, run this conversion again.",
                 )
 
     def _unfinished(self, names: Sequence[str], error: OSError) -> FailedError:
@@ -471,8 +471,8 @@ class LocalStaging(Staging):
         missing = [name for name in names if self._place(name).stat() is not None]
         return FailedError(
             f"{self.path} is not complete: {reason(error)}. Of {len(names)} files {len(names) - len(missing)} have "
-            f"their final names; {self.final(missing[-1])} has not, and any earlier output is replaced in part. "
-            f"The rest is in {self.staging}.",
+            f"their final names; {self.final(missing[-1])} does not, and any earlier output is only partly "
+            f"replaced. The other files are in {self.staging}.",
             GO_ON,
         )
 

@@ -58,9 +58,9 @@ MISSPELT = [
 ]
 # Options of other programs, and the advice.
 ADVISED = [
-    ("open", "step", "Give the directory of the step; of a DeepSpeed run, tag TAG names it."),
+    ("open", "step", "Give the directory of the step; for a DeepSpeed run, use tag TAG."),
     # Advice that names what the call does not have is none.
-    ("open", "num_workers", "Options have the names of the command line, with underscores."),
+    ("open", "num_workers", "Use the option names of the command line, with underscores."),
 ]
 WRONG_VALUES: list[tuple[str, str, Any]] = [
     ("open", "inert", 1),

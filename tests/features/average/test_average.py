@@ -283,7 +283,7 @@ def test_values_that_are_no_numbers_are_warned_of(dtype: str) -> None:
     names = saved(model(0), diverged, model(2))
     report = average(names, "out", dtype=dtype, fsync=False, **VERIFIED)
     (warning,) = (text for text in report.warnings if "NaN" in text)
-    assert warning.startswith("34 values were NaN after the inputs were added up, in 'a.weight', 'b.weight'; ")
+    assert warning.startswith("34 values were NaN after the inputs were added, in 'a.weight', 'b.weight'; ")
     result = load_file("out/model.safetensors")
     assert sum(int(tensor.isnan().sum()) for tensor in result.values()) == 34
 
@@ -367,6 +367,8 @@ def test_an_average_is_no_file_for_torch() -> None:
 
 def test_an_option_that_a_command_does_not_have_leads_to_what_does() -> None:
     ckptconv_here("average", "runs", "x", "--last", 3).refused(2, "no option --last. List the steps before OUTPUT")
+    ckptconv_here("average", "a", "b", "--output-dir", "x").refused(2, "no option --output-dir. Specify OUTPUT last")
+    ckptconv_here("average", "--model", "a", "x").refused(2, "no option --model. Name STEP first.")
     ckptconv_here("convert", "a", "x", "--ema", 1).refused(2, "such as --key ema", "use ckptconv average --ema")
     if "vocab" in OPTIONS:
         ckptconv_here("average", "a", "x", "--vocab", 1).refused(2, "no option --vocab. ckptconv convert has --vocab.")
@@ -400,7 +402,7 @@ def test_the_report_says_which_dtype_several_became() -> None:
 def test_a_step_that_is_given_twice_is_told() -> None:
     steps = saved(model(0), model(1))
     report = average([*steps, f"./{steps[0]}"], "out.safetensors")
-    assert any("0.pt is given 2 times, and is counted as often." in text for text in report.warnings)
+    assert any("0.pt is given 2 times, and each time counts as a separate input." in text for text in report.warnings)
     report = average(steps, "out.safetensors", minus=steps[0], weights=[1, 0.5])
     assert not report.warnings
 
@@ -473,7 +475,7 @@ def test_an_average_is_no_file_for_torch_whatever_asks_for_it(tmp_path: Path) ->
     words = ["average", tmp_path / "m.safetensors", tmp_path / "m.safetensors", "-o"]
     refused = "--to is 'pt'; it may be", "has the name of a file for torch.load"
     if not CHECKPOINTS:
-        refused = "no feature that has a value for it is installed", refused[1]
+        refused = "but no installed feature provides a value for it", refused[1]
     if "pt" not in NAMED:
         refused = "needs the feature torch_output", "needs the feature torch_output"
     for output, said in zip((["x", "--to", "pt"], ["x.pt"]), refused, strict=True):
@@ -516,4 +518,4 @@ def test_weights_in_several_words_are_told_apart_from_checkpoints() -> None:
 def test_a_pattern_that_the_shell_did_not_expand_is_named() -> None:
     saved(model(0), model(1))
     run = ckptconv_here("average", "*.[ps]*", "out")
-    run.refused(2, "*.[ps]* does not exist.", "without quotes it would match 0.pt, 1.safetensors")
+    run.refused(2, "*.[ps]* does not exist.", "without quotes, it would match 0.pt, 1.safetensors")

@@ -68,13 +68,18 @@ def test_who_gives_several_inputs_without_it_is_led_to_it(place: Path) -> None:
     assert f"Several inputs: ckptconv {hint}." in refused(2, "pt2safetensors", "a.pt", "b.pt", "c.pt")
     assert "use --output-dir DIR instead of OUTPUT" in refused(2, "convert", "a.pt", "b c.pt", "d.pt")
     several = refused(2, "convert", "--dtype", "bf16", "float16", "a.pt", "b.safetensors")
-    assert "If 'float16' is a second value of an option, leave it out" in several
+    assert "If 'float16' is the value of an option, use --dtype float16; an option takes one value." in several
+    assert "To write a report to out.json, use --json > out.json." in refused(
+        2, "convert", "a.pt", "new", "--json", "out.json"
+    )
+    several = refused(2, "convert", "a.pt", "new", "--checksum", "sha256")
+    assert "If 'sha256' is the value of an option, use --digest sha256; an option takes one value." in several
     assert "Specify the directory too: --output-dir DIR" in refused(
         2, "convert", "a.pt", "out", "--output-name", "{stem}"
     )
     err = refused(2, "convert", "in")
     assert re.search(r"ckptconv (convert in/a.pt 'in/b c.pt' --output-dir) DIR", err), err
-    assert "Specify OUTPUT after INPUT." in refused(2, "pt2safetensors", "a.pt", "--output-dir", "y")
+    assert "Specify OUTPUT last. ckptconv convert" in refused(2, "pt2safetensors", "a.pt", "--output-dir", "y")
     assert "ckptconv convert has --output-name." in refused(2, "pt2safetensors", "a.pt", "--output-name", "y")
 
 
@@ -132,7 +137,7 @@ def test_of_twenty_the_broken_ones_do_not_stop_the_others(place: Path) -> None:
         assert lines[0].split() == ["input", "input", "format", "output", "size", "time"]
         assert [line.split()[0] for line in lines[1:21]] == words, "in the order in which they were given"
         also = [line for line in lines if line.startswith("the structure record of in/m0.pt, in/m1.")]
-        assert [line for line in also if " also holds values" in line]
+        assert [line for line in also if " also contains values" in line]
         assert lines[-1].startswith("17 of 20 inputs converted, 3 failed: wrote ")
         kinds = {line.split()[0]: " ".join(line.split()[1:3]) for line in lines[1:-1]}
         shown = [f"error: {kind}" for kind in ("unsafe", "corrupt", "unsupported")]
@@ -211,11 +216,48 @@ def test_templates_name_files_and_directories(place: Path) -> None:
         ("{parent}-{stem}", ["r1-model/model.safetensors", "r2-model/model.safetensors"]),
         ("{parent}/{stem}.safetensors", ["r1/model.safetensors", "r2/model.safetensors"]),
         ("{number}.safetensors", ["1.safetensors", "2.safetensors"]),
-        *((template, ["1-model.safetensors", "2-model.safetensors"]) for template in proposed),
+        *((template, ["r1-model.safetensors", "r2-model.safetensors"]) for template in proposed),
     ]:
         succeeding("convert", *words, "--output-dir", "o", "--output-name", template)
         assert sorted(name for name in contents(place / "o") if name.endswith(".safetensors")) == expected
         shutil.rmtree("o")
+
+
+@pytest.mark.parametrize(
+    ("words", "proposed"),
+    [
+        (["r1/model.pt", "r2/model.pt"], "'{parent}-{stem}.safetensors'."),
+        (["r1/model.pt", "r1/model.bin"], "'{name}.safetensors'."),
+        (["r1/model.pt", "r1/model.bin", "r2/model.pt"], "'{parent}-{name}.safetensors'."),
+        (
+            ["a/r/model.pt", "b/r/model.pt"],
+            "'{number}-{stem}.safetensors'. {number} is the place in the command: when ",
+        ),
+        (["r1/step/", "r2/step/"], "'{parent}-{stem}'."),
+        (["r1/step/", "r2/step/", "r1/step.pt"], "'{parent}-{name}'."),
+        (["r1/model.pt", "./r1/model.pt"], "Name it once."),
+        (["r1/model.pt", "r1/model.pt"], "Name it once."),
+    ],
+)
+def test_a_template_is_proposed_that_tells_the_outputs_apart(words: list[str], proposed: str) -> None:
+    inputs = [InputWord(word, word.endswith("/")) for word in words]
+    template = re.search("'(.*?)'", proposed)
+    errors = [path for path in output_paths(inputs, "o") if isinstance(path, UsageError)]
+    assert errors
+    assert all(error.hint.partition("such as ")[2].startswith(proposed) or error.hint == proposed for error in errors)
+    if template:
+        assert all(isinstance(path, str) for path in output_paths(inputs, "o", template[1]))
+
+
+def test_the_table_says_which_outputs_replaced_others(place: Path) -> None:
+    for name in ("a.pt", "b.pt"):
+        torch.save(NESTED, name)
+    succeeding("convert", "a.pt", "--output-dir", "o")
+    for options, verb in ((["--dry-run"], "replaces"), ([], "replaced")):
+        run = ckptconv_here("convert", "a.pt", "b.pt", "--output-dir", "o", *options)
+        first, second = [line for line in (run.out + run.err).splitlines() if line.startswith(("a.pt", "b.pt"))]
+        assert first.endswith(f"{verb} an earlier output")
+        assert verb not in second
 
 
 # ------------------------------------------------------------------------------------------------------- its pure parts

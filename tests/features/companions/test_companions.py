@@ -119,6 +119,18 @@ def test_a_directory_without_a_model_or_a_configuration_of_it_is_not_copied_from
         assert brought(tmp_path / name) == {}, name
 
 
+def test_a_file_of_a_model_says_that_the_configuration_next_to_it_stays(source: Path, tmp_path: Path) -> None:
+    file = source / "pytorch_model.bin"
+    told = f"not copied from {source}: config.json (not copied without --copy-config)."
+    assert told in convert(file, tmp_path / "out", fsync=False).notes
+    assert not (tmp_path / "out/config.json").exists()
+    for options in ({"copy_config": True}, {"copy_config": False}):
+        assert told not in convert(file, tmp_path / "out", fsync=False, **options).notes
+    assert told not in convert(file, tmp_path / "out.safetensors", fsync=False).notes
+    other = file.rename(source / "other.bin")
+    assert told not in convert(other, tmp_path / "other", fsync=False).notes
+
+
 def test_the_command_line(source: Path, tmp_path: Path) -> None:
     run = ckptconv_here("pt2safetensors", "--copy-config", "--json", source, tmp_path / "out")
     assert run.code == 0, run.err

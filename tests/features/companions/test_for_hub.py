@@ -67,7 +67,7 @@ def test_values_among_the_weights_are_left_out_and_said(place: Path) -> None:
 
 def test_of_several_state_dicts_one_is_to_be_named(place: Path) -> None:
     source = torch_file(place, {"generator": WEIGHTS, "discriminator": WEIGHTS})
-    with pytest.raises(UsageError, match="under 'generator', 'discriminator', and it is not clear which"):
+    with pytest.raises(UsageError, match="under 'generator', 'discriminator', but it is not clear which"):
         publish(source)
     assert not (place / "out").exists()
     publish(source, key="generator")
@@ -79,7 +79,7 @@ def test_of_several_state_dicts_one_is_to_be_named(place: Path) -> None:
 @pytest.mark.parametrize("state", [training()["optimizer"], {"optimizer": training()["optimizer"], "step": 7}])
 def test_the_states_of_an_optimizer_are_no_model(state: dict[str, Any], place: Path) -> None:
     source = torch_file(place, state)
-    with pytest.raises(UsageError, match="holds the states of an optimizer, and no weights"):
+    with pytest.raises(UsageError, match="contains optimizer states, but no weights"):
         publish(source)
     assert not (place / "out").exists()
     # As the hint says, they are converted without the option.

@@ -212,7 +212,7 @@ def test_weights_of_a_file_that_is_cut_short_behind_them_are_converted_with_a_wa
         cut.truncate(file.stat().st_size - 1000)
     found = done(ckptconv_here("convert", place, output, "--overwrite"))
     assert torch.equal(load_file(output)["weight"], state["model"]["weight"])
-    assert f"{file} lacks bytes of entries that are not converted here" in found.err
+    assert f"{file} lacks bytes of entries that were not converted" in found.err
     assert "--last-good" not in found.err  # it was named itself
     with file.open("r+b") as cut:
         cut.truncate(1000)
@@ -286,8 +286,8 @@ def test_the_metadata_alone_lacks_its_files(tmp_path: Path) -> None:
     """Without a command that wants another family, it stands for its directory: what is missing there is named."""
     shutil.copy(checkpoint_of("fsdp2_w2_nested") / ".metadata", tmp_path)
     for command in looking():
-        ckptconv_here(command, tmp_path / ".metadata").refused(4, "lacks 2 of the 2 files that hold its tensors: '__")
-    with pytest.raises(CorruptError, match="lacks 2 of the 2 files that hold its tensors: '__"):
+        ckptconv_here(command, tmp_path / ".metadata").refused(4, "lacks 2 of the 2 files with its tensors: '__")
+    with pytest.raises(CorruptError, match="lacks 2 of the 2 files with its tensors: '__"):
         open_source(tmp_path / ".metadata")
 
 

@@ -258,13 +258,13 @@ def test_a_chunk_that_is_not_listed(tmp_path: Path) -> None:
 def test_a_chunk_whose_place_is_not_told(tmp_path: Path) -> None:
     checkpoint = rows()
     del checkpoint.places[1]
-    assert "does not give the location of the data of 'model.w' at [2, 0]," in refused(checkpoint.write(tmp_path / "c"))
+    assert "records no location for the chunk of 'model.w' at [2, 0]," in refused(checkpoint.write(tmp_path / "c"))
 
 
 def test_data_without_a_chunk(tmp_path: Path) -> None:
     checkpoint = rows()
     del chunks(checkpoint)[1]
-    assert "but no chunk there." in refused(checkpoint.write(tmp_path / "c"))
+    assert "but describes no chunk there." in refused(checkpoint.write(tmp_path / "c"))
 
 
 def test_a_size_larger_than_the_chunks(tmp_path: Path) -> None:
@@ -349,7 +349,7 @@ def test_an_entry_that_is_not_what_the_metadata_says(wrong: Any, tmp_path: Path)
     made = iter([wrong])
     checkpoint = one(random_tensor((6, 4), torch.float32), ROWS, save=lambda part: next(made, part))
     message = refused(checkpoint.write(tmp_path / "c"))
-    assert "the metadata says" in message or "but a tensor was expected" in message
+    assert "the metadata records" in message or "but a tensor was expected" in message
 
 
 def test_a_file_that_is_missing(tmp_path: Path) -> None:
@@ -369,7 +369,7 @@ def test_all_files_that_are_missing_are_counted(tmp_path: Path) -> None:
     for rank in (0, 2, 7):
         (directory / f"__{rank}_0.distcp").unlink()
     message = refused(directory)
-    assert "lacks 3 of the 8 files that hold its tensors: '__0_0.distcp', '__2_0.distcp', '__7_0.distcp'." in message
+    assert "lacks 3 of the 8 files with its tensors: '__0_0.distcp', '__2_0.distcp', '__7_0.distcp'." in message
 
 
 def test_a_file_that_was_cut_short(tmp_path: Path) -> None:
@@ -404,7 +404,7 @@ def test_the_same_index_twice(tmp_path: Path) -> None:
     data = data.replace(_text(Twice.__module__), _text(MetadataIndex.__module__))
     data = data.replace(_text(Twice.__qualname__), _text("MetadataIndex"))
     (directory / ".metadata").write_bytes(_without_frames(data))
-    assert "gives the location of the data of 'model.w'" in refused(directory)
+    assert "records two locations for the data of 'model.w'" in refused(directory)
 
 
 def _text(text: str) -> bytes:

@@ -66,7 +66,7 @@ def test_accelerate_puts_the_optimizer_beside_the_model(tmp_path: Path) -> None:
     assert set(weights(tmp_path / "state" / "optimizer_0", tmp_path)) == {"optimizer.state.w.exp_avg"}
     for name, count in (("optimizer_0", 1), ("pytorch_model_fsdp_0", 0), ("", 0)):
         notes = ckptconv.convert(tmp_path / "state" / name, tmp_path / f"of-{name}.safetensors", fsync=False).notes
-        assert len([note for note in notes if "states of an optimizer, and no weights" in note]) == count, name
+        assert len([note for note in notes if "optimizer states, but no weights" in note]) == count, name
 
 
 def test_two_models_are_not_chosen_between(tmp_path: Path) -> None:
@@ -394,8 +394,8 @@ def test_metadata_under_another_name(command: str, name: str, tmp_path: Path) ->
     if command != "pt2safetensors":
         run = ckptconv_here(command, directory, *output)
         assert (run.code, run.out) == (4, "")
-        assert f"has 2 .distcp files and no .metadata, which describes them; {name} is a renamed one" in run.err
-        assert "Rename it to .metadata." in run.err
+        assert f"has 2 .distcp files, but no .metadata that describes them: {name} is a renamed .metadata" in run.err
+        assert f"Rename {name} to .metadata." in run.err
     run = ckptconv_here(command, directory / name, *output)
     assert (run.code, run.out) == (2, "")
     assert f"{directory / name} is a renamed .metadata of a checkpoint" in run.err

@@ -46,7 +46,7 @@ def test_checkpoints_for_training_are_made_of_one_input(place: Path) -> None:
         assert made.keys() == strict.keys()
         assert [name for name in made if made[name] != strict[name] and "manifest" not in str(name)] == [], kind
         succeeding("verify", "a.pt", kind)
-    ckptconv_here("convert", "a.pt", "--to", "dcp").refused(2, "needs an OUTPUT")
+    ckptconv_here("convert", "a.pt", "--to", "dcp").refused(2, "requires a directory as OUTPUT")
 
 
 def test_the_report_counts_a_tensor_once_that_lies_in_several_files(place: Path) -> None:

@@ -50,17 +50,19 @@ def test_named_states_of_another_model_are_refused_or_named(tmp_path: Path) -> N
     model = saved("model.pt", a=(4, 6), b=(6,))
     words = ["convert", model, tmp_path / "out", "--to", "dcp", "--key", "model", "--states"]
     ckptconv_here(*words, saved("x.pt", x=(4, 6))).refused(
-        5, "the optimizer states of another model, of 'x'", "'a', 'b'"
+        5, "the optimizer states of another model: the states belong to 'x'", "'a', 'b'"
     )
     ckptconv_here(*words, saved("small.pt", a=(2, 3), b=(6,))).refused(
-        5, "'exp_avg' of 'a' has the shape [2, 3], and the weight [4, 6]"
+        5, "'exp_avg' of 'a' has the shape [2, 3], but the weight [4, 6]"
     )
     assert not (tmp_path / "out").exists()
     assert "1 parameter with optimizer states in" in done(ckptconv_here(*words, saved("m.pt", a=(4, 6), c=(2,)))).err
     partial = done(ckptconv_here(*words, saved("part.pt", a=(4, 6)))).err
-    assert f"{tmp_path / 'part.pt'} lists no parameters called 'b': these weights of {model} get no" in partial
+    assert f"{tmp_path / 'part.pt'} does not list the parameters 'b': these weights of {model} get no" in partial
     # A projection has one side of the weight.
-    assert "other shapes than their weights" in done(ckptconv_here(*words, saved("low.pt", a=(2, 6), b=(6,)))).err
+    assert (
+        "do not have the shapes of their weights" in done(ckptconv_here(*words, saved("low.pt", a=(2, 6), b=(6,)))).err
+    )
     assert "warning" not in done(ckptconv_here(*words, model)).err
 
 

@@ -195,7 +195,7 @@ def test_what_the_other_checkpoint_lacks_is_written_whole_and_told(tmp_path: Pat
     tensors = a_model(tmp_path / "m.safetensors")
     run = ckptconv_here("safetensors2dcp", tmp_path / "m.safetensors", tmp_path / "out", "--like", NESTED, *VERIFY)
     assert run.code == 0
-    assert "not in" in run.err
+    assert "written whole" in run.err
     assert_same(loaded(tmp_path / "out")["model"], tensors)
 
 
@@ -206,14 +206,14 @@ def test_other_names_other_shapes_and_weights_that_only_the_other_checkpoint_has
     like = made(tmp_path / "run.pt", tmp_path / "run")
     words = ("safetensors2dcp", tmp_path / "new.pt", tmp_path / "out", "--like", like)
     said = done(ckptconv_here(*words)).err
-    assert f"not in {like} under these names, so written uncut: 'renamed'\n" in said
-    assert f"not in {like} with this shape, so written uncut: 'b'\n" in said
+    assert f"written whole, because {like} has no tensors of these names: 'renamed'\n" in said
+    assert f"written whole, because their shapes differ from those in {like}: 'b'\n" in said
     assert f"{like} has weights that the output lacks: 'old'\n" in said
     # Nothing differs, and states alone are no weights that lack others.
     for source, options in ((tmp_path / "run.pt", ()), (NESTED, ("--model-key", "none", "--states", NESTED))):
         reference = NESTED if options else like
         same = ckptconv_here("safetensors2dcp", source, tmp_path / "same", "--like", reference, *options, "--dry-run")
-        assert not any(word in done(same).err for word in ("not in", "lacks"))
+        assert not any(word in done(same).err for word in ("written whole", "lacks"))
 
 
 @pytest.mark.skipif("like" not in OPTIONS, reason="there are no references")
@@ -682,7 +682,7 @@ def test_no_changed_byte_goes_unnoticed(to: str, tmp_path: Path) -> None:
 @verifying
 def test_verify_says_what_differs(tmp_path: Path) -> None:
     out = made(NESTED, tmp_path / "out", "--states", NESTED)
-    ckptconv_here("verify", NESTED, out).refused(1, "--states", "which the source does not have.")
+    ckptconv_here("verify", NESTED, out).refused(1, "--states", "which the source lacks.")
     verified_here(NESTED, out, "--states", NESTED)
     (out / "__9_0.distcp").write_bytes(b"")
     ckptconv_here("verify", NESTED, out, "--states", NESTED).refused(1, "__9_0.distcp", "not part of the output")
@@ -764,12 +764,12 @@ def test_objects_known_by_name_only_are_left_out_on_request(tmp_path: Path) -> N
 
 def test_what_a_checkpoint_cannot_hold_is_refused(tmp_path: Path) -> None:
     torch.save({"w": torch.eye(2).to_sparse()}, tmp_path / "m.pt")
-    with pytest.raises(UnsupportedError, match="only dense ones"):
+    with pytest.raises(UnsupportedError, match="only dense tensors"):
         ckptconv.convert(tmp_path / "m.pt", tmp_path / "out", to="dcp")
     torch.save({"a.b": torch.ones(1), "a": {"b": 2}}, tmp_path / "m.pt")
     with pytest.raises(UsageError, match="would have the key"):
         ckptconv.convert(tmp_path / "m.pt", tmp_path / "out", to="dcp")
-    with pytest.raises(UsageError, match="needs an OUTPUT"):
+    with pytest.raises(UsageError, match="requires a directory as OUTPUT"):
         ckptconv.convert(tmp_path / "m.pt", to="dcp")
     with pytest.raises(UsageError, match="--chunks applies only to a checkpoint"):
         ckptconv.convert(tmp_path / "m.pt", tmp_path / "out", chunks=3)

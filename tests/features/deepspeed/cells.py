@@ -65,7 +65,7 @@ USAGE = [("zero-to-fp32 model.pt", "zero-to-fp32", "model.pt")]
 SAID = [
     ("zero-to-fp32 'my model.pt' out", 2, "ckptconv pt2safetensors 'my model.pt'"),
     ("pt2safetensors run", 2, "ckptconv zero-to-fp32 run OUTPUT"),
-    ("zero-to-fp32 '' out.safetensors", 2, "The input's name is empty.;not set?"),
+    ("zero-to-fp32 '' out.safetensors", 2, "The path of the input is empty.;not set?"),
 ]
 # Of a line that ends where the cursor is, what may stand there.
 TYPED = {"ckptconv zero_to_fp32 --ta": ["--tag"]}
@@ -118,7 +118,10 @@ TAKEN_ALONE = ["ZeRO-3, model", "a layer"]
 LYING_ELSEWHERE = ["ZeRO-3, model"]
 WHOLE_FILES: dict[str, Make] = {"ZeRO-0": _of("z0_bf16_w2", "mp_rank_00_model_states.pt")}
 MAYBE_WHOLE = [
-    (_of("z2_bf16_w2", "mp_rank_00_model_states.pt"), "in other files. For these, use: ckptconv zero-to-fp32")
+    (
+        _of("z2_bf16_w2", "mp_rank_00_model_states.pt"),
+        "in the optimizer files. To convert the master weights: ckptconv zero-to-fp32",
+    )
 ]
 
 # --------------------------------------------------------------------------------------------------- what is replaced

@@ -137,7 +137,7 @@ def test_groups_that_nothing_tells_apart_are_refused(tmp_path: Path) -> None:
     # Since 0.5.0 parameters were listed in the order of the groups; here two may end after one parameter, or two.
     few = Model([{"a": values(1)}, {"b": values(1), "c": values(1)}])
     checkpoint = write(tmp_path / "few", few, Save(world=3, release=RELEASES["0.5.0"]))
-    refused(checkpoint, CorruptError, "3 parameters of 3 elements", "groups of 2, 2 elements")
+    refused(checkpoint, CorruptError, "3 parameters with 3 elements", "groups of 2, 2 elements")
 
 
 @every("release", ["0.5.4", "0.8.2", "0.13.0", "0.19.8"])
@@ -431,7 +431,7 @@ def test_muon_s_momentum_that_may_be_either_is_refused_without_the_weights(tmp_p
     model = in_doubt()
     checkpoint = write(tmp_path / "checkpoint", model, Save(align=4, muon=MUON))
     states = str(tmp_path / "states.safetensors")
-    refused(checkpoint, UnsupportedError, "'momentum_buffer' of group 0", "does not say which", optimizer=states)
+    refused(checkpoint, UnsupportedError, "'momentum_buffer' of group 0", "does not record which", optimizer=states)
     check(tmp_path, checkpoint, expected(model))
     # That they are left out is said, without an option that would not convert them.
     assert open_source(checkpoint, family="deepspeed").notes[-1] == "Not converted: the optimizer."
@@ -579,7 +579,7 @@ def test_experts_of_zero_0_are_in_expert_files_alone(tmp_path: Path) -> None:
 def test_expert_files_are_compared_with_the_partitions(tmp_path: Path) -> None:
     tag = write(tmp_path / "checkpoint", mixture(2), Save()) / TAG
     (tag / "layer_1_expert_3_mp_rank_00_model_states.pt").unlink()
-    refused(tag, CorruptError, "block.1", "3 has no expert file")
+    refused(tag, CorruptError, "block.1", "the expert files lack 3")
     # Without any of them the partitions say it all.
     for file in tag.glob("*expert*"):
         file.unlink()
@@ -733,7 +733,7 @@ def test_a_missing_layer_file_is_missed_by_its_buffers(tmp_path: Path) -> None:
     parts, layers, _ = stages(2)
     tag = write_pipeline(tmp_path / "checkpoint", parts, layers, Save(stage=1)) / TAG
     (tag / "layer_02-model_states.pt").unlink()
-    refused(tag, CorruptError, "2.seen", "no layer file")
+    refused(tag, CorruptError, "2.seen", "not in any layer file")
 
 
 def test_layers_are_all_there_is_of_a_pipeline_without_zero(tmp_path: Path) -> None:
@@ -768,7 +768,7 @@ def test_a_pipeline_whose_save_wrote_no_masters_is_told_what_there_is(tmp_path: 
     checkpoint = write_pipeline(tmp_path / "checkpoint", parts, layers, Save(stage=1, zero={"stage": 0}))
     for file in (checkpoint / TAG).glob("*optim_states.pt"):
         file.unlink()
-    refused(checkpoint, CorruptError, "if the save wrote any", "layer_*-model_states.pt")
+    refused(checkpoint, CorruptError, "If the save wrote any", "layer_*-model_states.pt")
 
 
 # ------------------------------------------------------------------------------------------------------ tensor parallel
@@ -959,7 +959,7 @@ def test_affine_maps_place_every_block(tmp_path: Path) -> None:
         ({"tp_replicated_parameter_patterns": ["w"]}, CorruptError, "stored twice"),
         ({"tp_replicated_parameter_patterns": "w"}, CorruptError, "not a list of patterns"),
         ({"tp_replicated_parameter_patterns": ["("]}, CorruptError, "not a valid pattern"),
-        ({"tp_replicated_parameter_patterns": ["(?:|){40}x"]}, UnsupportedError, "take too long"),
+        ({"tp_replicated_parameter_patterns": ["(?:|){40}x"]}, UnsupportedError, "takes too long"),
         ({"parameter_with_sub_params": [{"patterns": ["w"]}]}, CorruptError, "not a shape"),
         (
             {"parameter_with_sub_params": [{"patterns": ["w"], "shape": ((3, 1), 2), "partition_dim": 0}]},
@@ -969,7 +969,7 @@ def test_affine_maps_place_every_block(tmp_path: Path) -> None:
         (
             {"parameter_with_sub_params": [{"patterns": ["w"], "shape": (3, 2), "partition_dim": 0}]},
             CorruptError,
-            "3 sub-parameters do not divide 4",
+            "4 is not divisible by 3 sub-parameters",
         ),
         (
             {"parameter_with_sub_params": [{"patterns": ["w"], "shape": (4, 2), "partition_dim": 2}]},
@@ -1012,7 +1012,7 @@ def test_ranks_without_patterns_are_converted_one_by_one_when_asked(tmp_path: Pa
         for part in parts:
             part.tied["head.weight"] = "words.weight"
         checkpoint = write_slices(tmp_path / str(stage) / "checkpoint", parts, Save(stage=stage))
-        refused(checkpoint, UnsupportedError, "tensor parallel", "2 ranks × 2 data-parallel", "--per-rank")
+        refused(checkpoint, UnsupportedError, "tensor-parallel", "2 ranks × 2 data-parallel", "--per-rank")
         convert(checkpoint, tmp_path / str(stage), family="deepspeed", per_rank=True, fsync=False)
         for number, part in enumerate(parts):
             assert_same(load_with_aliases(tmp_path / str(stage) / f"mp_rank_{number:02d}"), expected(part))
@@ -1158,10 +1158,10 @@ def test_frozen_parts_of_another_save_are_not_mixed(tmp_path: Path) -> None:
         ({"base_optimizer_state": {"state": {}, "param_groups": [1]}}, "base_optimizer_state.param_groups is not"),
         ({"base_optimizer_state": {"state": {}, "param_groups": {}}}, "base_optimizer_state.param_groups is not"),
         ({"base_optimizer_state": 1}, "dict or list was expected"),
-        ({"partition_count": [-2]}, "where sizes were expected"),
-        ({"partition_count": ["2"]}, "where sizes were expected"),
-        ({"zero_stage": 4}, "where a number from 0 to 3 was expected"),
-        ({"single_partition_of_fp32_groups": [1, 2]}, "where 1-D tensors were expected"),
+        ({"partition_count": [-2]}, "but sizes were expected"),
+        ({"partition_count": ["2"]}, "but sizes were expected"),
+        ({"zero_stage": 4}, "but a number from 0 to 3 was expected"),
+        ({"single_partition_of_fp32_groups": [1, 2]}, "but 1-D tensors were expected"),
     ],
 )
 def test_entries_that_no_optimizer_has_are_named(optim: dict[str, Any], words: str, tmp_path: Path) -> None:
@@ -1172,14 +1172,14 @@ def test_entries_that_no_optimizer_has_are_named(optim: dict[str, Any], words: s
 @every(
     "client, words",
     [
-        ({"buffer_names": [1]}, "buffer_names holds something other than names"),
-        ({"shared_params": {"a": 1}}, "shared_params holds something other than pairs of names"),
-        ({"shared_params": ["abc"]}, "shared_params holds something other than pairs of names"),
+        ({"buffer_names": [1]}, "buffer_names contains something other than names"),
+        ({"shared_params": {"a": 1}}, "shared_params contains something other than pairs of names"),
+        ({"shared_params": ["abc"]}, "shared_params contains something other than pairs of names"),
         ({"shared_params": "ab"}, "dict or list was expected"),
         ({"shared_params": {"x": "y"}}, "'x' is tied to 'y', which the checkpoint does not contain."),
         ({"buffer_names": ["nothing"]}, "the buffer 'nothing' is listed, but is not in module"),
-        ({"param_shapes": [1]}, "where names and shapes were expected"),
-        ({"param_shapes": [{"w": "x"}]}, "gives 'w' the shape"),
+        ({"param_shapes": [1]}, "but names and shapes were expected"),
+        ({"param_shapes": [{"w": "x"}]}, "gives 'w' the invalid shape"),
         ({"module": 1}, "dict was expected"),
     ],
 )
@@ -1206,7 +1206,7 @@ def test_an_empty_latest_is_an_interrupted_save(tmp_path: Path) -> None:
 def test_stages_of_a_pipeline_are_not_ranks_to_be_converted_one_by_one(tmp_path: Path) -> None:
     parts, layers, _ = stages(2)
     checkpoint = write_pipeline(tmp_path / "checkpoint", parts, layers, Save(stage=1))
-    refused(checkpoint, UsageError, "pipeline-parallel checkpoint: its stages are one model", per_rank=True)
+    refused(checkpoint, UsageError, "pipeline-parallel checkpoint: its stages form one model", per_rank=True)
 
 
 @every("stage", [1, 2, 3])
@@ -1317,7 +1317,12 @@ def test_shapes_that_fit_into_the_padding_are_told_by_what_the_ranks_note(stage:
 
 def test_paddings_that_contradict_the_partitions_are_refused_with_both_numbers(tmp_path: Path) -> None:
     wrong = Save(stage=None, world=2, optim={"group_paddings": [3]})
-    refused(write(tmp_path / "1", Model([{"w": values(7)}]), wrong), CorruptError, "6 elements of padding", "take 7")
+    refused(
+        write(tmp_path / "1", Model([{"w": values(7)}]), wrong),
+        CorruptError,
+        "6 elements of padding",
+        "With 7 elements",
+    )
     fewer = Save(stage=2, optim={"param_alignment_paddings": [[0, 0, 0]]})
     refused(write(tmp_path / "2", dense(), fewer), CorruptError, "1 groups", "partitions of 2")
 
@@ -1376,7 +1381,7 @@ def test_the_only_checkpoint_of_a_run_is_taken_and_named(tmp_path: Path) -> None
     source = open_source(run, family="deepspeed")
     assert source.path == str(run / "checkpoint-500" / TAG)
     assert source.notes == [
-        f"Took {run}/checkpoint-500/{TAG}: the tag that `latest` names, in the only checkpoint in {run}.",
+        f"Took {run}/checkpoint-500/{TAG}: the tag in `latest`, in the only checkpoint in {run}.",
         "Not converted: the optimizer. Use convert --optimizer PATH for its states.",
     ]
     assert open_source(run, family="deepspeed", states=True).notes == source.notes[:1]
@@ -1385,7 +1390,7 @@ def test_the_only_checkpoint_of_a_run_is_taken_and_named(tmp_path: Path) -> None
 
 def test_of_several_checkpoints_of_a_run_one_is_to_be_given(tmp_path: Path) -> None:
     run = run_directory(tmp_path, ["checkpoint-1000", "checkpoint-500"])
-    refused(run, UsageError, "holds 2 checkpoints", "checkpoint-500, checkpoint-1000")
+    refused(run, UsageError, "contains 2 checkpoints", "checkpoint-500, checkpoint-1000")
     (run / "checkpoint-500" / TAG).rename(run / "checkpoint-500/global_step500")
     check(tmp_path, run, {"w": values(5, seed=1)}, tag="global_step500")
     refused(run, UsageError, "no", "global_step501", tag="global_step501")
@@ -1440,7 +1445,7 @@ def test_tags_are_listed_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     (checkpoint / "latest").unlink()
     refused(checkpoint, UsageError, "`latest`", "global_step3, global_step20, global_step100", "--tag")
     refused(checkpoint, UsageError, "'global_step10'", "Did you mean 'global_step100'", tag="global_step10")
-    refused(checkpoint / TAG, UsageError, "itself the directory of a tag", "global_step20", tag="global_step20")
+    refused(checkpoint / TAG, UsageError, "is the directory of a tag", "global_step20", tag="global_step20")
     (checkpoint / "latest").write_text("gone")
     refused(checkpoint, CorruptError, "'gone'", "global_step3, global_step20")
     (checkpoint / "latest").write_text("../checkpoint/global_step3")
@@ -1475,11 +1480,11 @@ def test_the_command_line_says_all_this_too(tmp_path: Path) -> None:
 def test_the_file_that_names_the_tag_is_no_checkpoint_but_for_the_command_of_deepspeed(tmp_path: Path) -> None:
     run = ZERO / "z2_bf16_tags_w2" / "checkpoint"
     ckptconv_here("convert", run / "latest", tmp_path / "out").refused(
-        2, "only names a step", f"directory of the run, {run}"
+        2, "contains only the name of a step", f"directory of the run, {run}"
     )
     done(ckptconv_here("zero-to-fp32", run / "latest", tmp_path / "out"))
     if "average" in COMMANDS:
         steps = sorted(run.iterdir())
-        ckptconv_here("average", *steps, tmp_path / "avg").refused(2, "latest only names a step")
+        ckptconv_here("average", *steps, tmp_path / "avg").refused(2, "latest contains only the name of a step")
     torch.save({"a": torch.ones(2)}, tmp_path / "latest")
     done(ckptconv_here("convert", tmp_path / "latest", tmp_path / "a.safetensors"))

@@ -24,7 +24,7 @@ PLACEHOLDERS = {
     "factors alone": {name: torch.empty(0) for name in FACTORS},
     "buffers are whole": {**HOLLOW, "rotary.inv_freq": torch.ones(4), "position_ids": torch.arange(8)},
 }
-WHY = "at least half of them have the shape [0]"
+WHY = "at least half of its tensors have the shape [0]"
 
 
 @every("case", PLACEHOLDERS)

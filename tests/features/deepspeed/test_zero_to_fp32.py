@@ -206,7 +206,7 @@ def test_float64_stays_by_default_and_is_cast_when_asked_for_as_of_any_source(tm
     states["buffer_names"] = [*states["buffer_names"], "wide"]
     torch.save(states, path)
     run = done(ckptconv_here("zero-to-fp32", checkpoint, tmp_path / "a.safetensors"))
-    assert "2 tensors keep a wider dtype than float32: 'f64', 'wide'. Only an explicit --dtype casts them." in run.err
+    assert "2 tensors keep a wider dtype than float32: 'f64', 'wide'. Use --dtype to cast these." in run.err
     assert load_file(tmp_path / "a.safetensors")["wide"].dtype == torch.float64
     run = done(ckptconv_here("zero-to-fp32", checkpoint, tmp_path / "b.safetensors", "--dtype", "float32", *VERIFY))
     assert "wider" not in run.err

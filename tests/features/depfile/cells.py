@@ -17,8 +17,8 @@ BESIDE = ("--depfile",)
 OF_ONE = ("--depfile=d",)
 WHOLE = ("pt2safetensors model.pt out.safetensors --depfile",)
 SAID = [
-    ("pt2safetensors model.pt --manifest x --depfile x", 2, "both name x"),
-    ("convert model.pt x --skip-existing", 2, "--no-clobber refuses to replace one; make skips it: --depfile."),
+    ("pt2safetensors model.pt --manifest x --depfile x", 2, "both specify x"),
+    ("convert model.pt x --skip-existing", 2, "--no-clobber never replaces an output; --depfile serves make."),
 ]
 # What others make, by command.
 _MAKING = {

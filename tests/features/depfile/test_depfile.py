@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -136,9 +137,29 @@ def test_small_files_of_a_model_are_prerequisites(tmp_path: Path) -> None:
         (tmp_path / "in" / name).write_text(text)
     for dtype in ("fp32", "bf16"):
         ckptconv.convert(tmp_path / "in", tmp_path / "out", dtype=dtype, copy_config=True, depfile=tmp_path / "out.d")
-        head = (tmp_path / "out.d").read_text().replace(" \\\n", "").splitlines()[0]
-        read = {Path(name).name for name in head.partition(": ")[2].split()}
-        assert read == {"model.safetensors", "config.json", "tokenizer.json"}, dtype
+        assert prerequisites(tmp_path / "out.d") == {"model.safetensors", "config.json", "tokenizer.json"}, dtype
+
+
+def prerequisites(rule: Path) -> set[str]:
+    head = rule.read_text().replace(" \\\n", "").splitlines()[0]
+    return {Path(name).name for name in head.partition(": ")[2].split()}
+
+
+def test_files_that_describe_others_are_prerequisites(tmp_path: Path) -> None:
+    state = {"model": {f"w{number}": torch.ones(64) for number in range(4)}, "epoch": 1}
+    converted = tmp_path / "converted"
+    ckptconv.convert(torch_file(tmp_path, state), converted, key=".", max_shard_size="300B", fsync=False)
+    (tmp_path / "saved").mkdir()
+    for number, name in enumerate(state["model"]):
+        torch.save({name: state["model"][name]}, tmp_path / f"saved/pytorch_model-{number + 1:05}-of-00004.bin")
+    files = {name: f"pytorch_model-{number + 1:05}-of-00004.bin" for number, name in enumerate(state["model"])}
+    (tmp_path / "saved/pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": files}))
+    for source in (converted, tmp_path / "saved"):
+        ckptconv.convert(source, tmp_path / "out", depfile=tmp_path / "out.d", fsync=False, overwrite=True)
+        read = {path.name for path in source.iterdir() if not path.name.startswith(".")}
+        assert prerequisites(tmp_path / "out.d") == read
+        assert any(name.endswith(".index.json") for name in read), source
+    assert (converted / "ckptconv.structure.json").exists()
 
 
 @FAR

@@ -400,7 +400,7 @@ def test_the_exit_code_says_whether_anything_differs(two: tuple[str, str]) -> No
     assert "different: of 60 tensors, 55 changed, 5 equal" in other.out
     assert other.err == ""
     assert ckptconv_here("diff", "a.pt", "none.pt").refused(2, "none.pt does not exist")
-    assert ckptconv_here("diff", "--rtol", "-1", *two).refused(2, "--rtol", "number of at least 0")
+    assert ckptconv_here("diff", "--rtol", "-1", *two).refused(2, "--rtol", "number not below 0")
     assert ckptconv_here("diff", "a.pt").code == 2
     assert ckptconv_here("diff", "-", "-").refused(2, "Both sides are a pipe")
 

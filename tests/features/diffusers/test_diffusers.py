@@ -209,7 +209,7 @@ def test_modules_of_sentence_transformers_are_converted_whole(sentences: Path) -
     for command in looking():
         assert shown(command, sentences)[0] == {*TEXT, "2_Dense/linear.weight"}
     # Half of a model is none.
-    with pytest.raises(UsageError, match="becomes a directory"):
+    with pytest.raises(UsageError, match="requires a directory"):
         ckptconv.convert(sentences, sentences.parent / "out.safetensors")
 
 
@@ -230,7 +230,7 @@ def test_none_of_its_modules_is_published_without_the_others(sentences: Path) ->
     calls: list[tuple[str, Callable[[], object]]] = [
         *(("1_Pooling", functools.partial(make, sentences, out, for_hub=True)) for make in of_features("MAKE")),
         ("2_Dense", lambda: ckptconv.convert(sentences / "model.safetensors", out, copy_config=True)),
-        ("reads such a module from one file", lambda: convert(sentences, for_hub=True, max_shard_size=8)),
+        ("reads this module from one file", lambda: convert(sentences, for_hub=True, max_shard_size=8)),
     ]
     torch.save(
         {"linear.weight": torch.ones(2, 3), "linear.bias": torch.ones(2)}, sentences / "2_Dense" / "pytorch_model.bin"
@@ -273,9 +273,9 @@ def test_what_is_there_stays_with_no_clobber(pipeline: Path) -> None:
 @every(
     "output, options, told",
     [
-        ("out.safetensors", {}, "which becomes a directory"),
-        *([("out.pt", {}, "which becomes a directory")] if "pt" in NAMED else []),
-        *((None, {name: "u"}, "which becomes a directory") for name in FURTHER if name != "optimizer"),
+        ("out.safetensors", {}, "which requires a directory"),
+        *([("out.pt", {}, "which requires a directory")] if "pt" in NAMED else []),
+        *((None, {name: "u"}, "which requires a directory") for name in FURTHER if name != "optimizer"),
         *([("out", {"part": "0/2"}, "--part divides one output")] if "part" in OPTIONS else []),
         ("pipeline", {}, "would replace .*text_encoder/model.safetensors, the input itself"),
     ],
@@ -324,7 +324,7 @@ def test_without_models_there_has_to_be_something_to_copy(tmp_path: Path) -> Non
     place.mkdir()
     (place / "model_index.json").write_text("{}")
     for options in ({"output": place}, {"output": tmp_path / "out", "copy_config": False}):
-        with pytest.raises(UsageError, match="has no model"):
+        with pytest.raises(UsageError, match="neither a model"):
             ckptconv.convert(place, **options)
     assert contents(place) == {"model_index.json": b"{}"}
 

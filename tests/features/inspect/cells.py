@@ -44,7 +44,7 @@ MEANT = {"ls": "inspect", "inspct": "inspect"}
 WHOLE = ["inspect model.pt --html"]
 SAID = [
     ("inspect none --html gone/page.html", 2, "the directory gone does not exist"),
-    ("inspect ''", 2, "The input's name is empty.;not set?"),
+    ("inspect ''", 2, "The path of the input is empty.;not set?"),
     ("inspect none.pt", 2, "none.pt does not exist"),
     ("model.pt", 2, "model.pt is not a command;ckptconv inspect model.pt shows its contents"),
     ("inspect none.pt --all", 2, "Use --key PATH to show a part. ckptconv inspect -v shows all tensor names."),

@@ -784,7 +784,7 @@ def test_an_option_that_only_convert_has_is_refused_by_name(tmp_path: Path) -> N
         ("dtype", "In inspect, this option is as_: as_='bf16' shows the output of a cast."),
     ):
         with pytest.raises(
-            UsageError, match=f"inspect has no option {name}, which convert has; inspect has "
+            UsageError, match=f"inspect has no option {name}, unlike convert; its options are "
         ) as caught:
             library.inspect(tmp_path / "x.pt", **{name: "a=b"})
         assert " stats, " in caught.value.message
@@ -794,6 +794,10 @@ def test_an_option_that_only_convert_has_is_refused_by_name(tmp_path: Path) -> N
 def test_dtype_is_said_to_be_as_here(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(2)}, tmp_path / "m.pt")
     ckptconv_here("inspect", tmp_path / "m.pt", "--dtype", "bf16").refused(2, "In inspect, this option is --as DTYPE.")
+    words = ckptconv_here("inspect", tmp_path / "m.pt", "a.weight", "b.weight")
+    words.refused(2, "Too many arguments", "If tensors are meant, give --include a.weight --include b.weight.")
+    words = ckptconv_here("inspect", tmp_path / "m.pt", "--json", "out.json")
+    words.refused(2, "Too many arguments", "--json takes no file: --json > out.json.")
 
 
 @pytest.mark.skipif(bool(missing("order")), reason="no feature names states that are stored by numbers")

@@ -25,5 +25,5 @@ def test_one_element_more_than_there_are_overlaps() -> None:
 def test_a_hole_at_the_end_of_a_row_is_named_although_another_row_has_as_much_too_much() -> None:
     first = [tile((0, 0), (1, 2)), tile((0, 2), (1, 1))]
     second = [tile((1, 0), (1, 4)), tile((1, 3), (1, 1))]
-    with pytest.raises(CorruptError, match=r"region from \[0, 0\] to \[1, 4\], nothing is at index 3 of dimension 1"):
+    with pytest.raises(CorruptError, match=r"covers index 3 of dimension 1 in the region from \[0, 0\] to \[1, 4\]"):
         join(U8, (2, 4), [*first, *second], lambda: "w")

@@ -313,6 +313,14 @@ CHANGES = [
         "ckptconv merge BASE ADAPTER OUTPUT",
     ),
     Change(
+        {"lm_head.weight": torch.ones(50, 8)},
+        "extra",
+        "lm_head.weight",
+        None,
+        {"dtype": "float32", "shape": [50, 8]},
+        f"lm_head.weight is stored apart from {EMBED}: leave it out only if both have the same values.",
+    ),
+    Change(
         {LAYERS[2]: torch.ones(8, 4)}, "shape", LAYERS[2], BF16, {"dtype": "float32", "shape": [8, 4]}, "another model"
     ),
     Change(

@@ -216,9 +216,9 @@ def test_a_common_pt_is_that_of_the_manifest(tmp_path: Path) -> None:
     "manifest, code, word",
     [
         ("{", 4, "integrity.json is not valid: "),
-        ("[]", 5, "supported are manifests"),
+        ("[]", 5, "are supported."),
         ('{"algorithm": "md5", "files": {}}', 5, "'md5'"),
-        ('{"algorithm": "sha256", "files": {"common.pt": "0"}}', 4, "no SHA-256"),
+        ('{"algorithm": "sha256", "files": {"common.pt": "0"}}', 4, "a valid SHA-256"),
         (f'{{"algorithm": "sha256", "files": {{"../x": "{"0" * 64}"}}}}', 3, "is outside its directory"),
     ],
 )
@@ -443,7 +443,7 @@ def test_megatron_s_file_says_which_step_is_the_last(latest: str, taken: str, tm
 
 
 @verifying
-@every("latest, why", [("1", "which latest_checkpointed_iteration.txt names"), ("", "the last of 2 steps")])
+@every("latest, why", [("1", "as latest_checkpointed_iteration.txt specifies"), ("", "the last of 2 steps")])
 def test_verify_names_the_step_of_a_run_that_it_compares(latest: str, why: str, tmp_path: Path) -> None:
     run, output = tmp_path / "run", tmp_path / "o.safetensors"
     for number in (1, 2):
@@ -511,5 +511,7 @@ def test_a_map_finds_layers_as_it_names_them(rules: str, tmp_path: Path) -> None
 @pytest.mark.skipif("universal" not in OPTIONS, reason="there are no universal checkpoints")
 def test_states_that_no_group_names_are_no_universal_checkpoint(tmp_path: Path) -> None:
     words = ("convert", unpacked("reshardable_tp2_dp2", tmp_path), tmp_path / "step", "--to", "universal")
-    ckptconv_here(*words).refused(5, "no group of its optimizer names a parameter of the output", "--fresh-optimizer")
+    ckptconv_here(*words).refused(
+        5, "no group of its optimizer contains a parameter of the output", "--fresh-optimizer"
+    )
     assert ckptconv_here(*words, "--fresh-optimizer").code == 0

@@ -513,4 +513,4 @@ def test_the_words_of_megatron_for_its_formats_are_known(tmp_path: Path) -> None
     for word, kind in (("torch_dist", "megatron"), ("fsdp_dtensor", "megatron-fsdp")):
         ckptconv_here(*words, "--to", word).refused(2, f"Did you mean {kind}?")
         ckptconv_here(*words, "--target-ckpt-format", word).refused(2, f"--to {kind} for {word}")
-    ckptconv_here(*words, "--tensor-model-parallel-size", "2").refused(2, "--chunks N cuts its tensors for N of them")
+    ckptconv_here(*words, "--tensor-model-parallel-size", "2").refused(2, "--chunks N splits its tensors for N ranks")

@@ -605,7 +605,7 @@ def test_an_adapter_that_is_given_twice_counts_twice_with_a_warning() -> None:
     given = adapter(factors("a", 6, 5), "lora")
     assert merge(model(), given, "once").warnings == []
     (warning,) = merge(model(), [given, given], "twice").warnings
-    assert warning.endswith("lora is given 2 times, and is counted as often.")
+    assert warning.endswith("lora is given 2 times, and each time counts as a separate input.")
 
 
 def test_of_several_models_in_the_base_the_one_that_was_merged_into_is_named() -> None:

@@ -120,7 +120,7 @@ def test_of_a_run_the_last_complete_step_is_taken(case: str, name: str, tmp_path
 
 def test_of_a_step_that_is_not_there_the_others_are_told(tmp_path: Path) -> None:
     run = DATA / "manager" / "checkpoint" / "run"
-    ckptconv_here("convert", run / "99", tmp_path / "out").refused(2, "99 does not exist", "holds 10, 20")
+    ckptconv_here("convert", run / "99", tmp_path / "out").refused(2, "99 does not exist", "contains 10, 20")
 
 
 def test_a_step_that_is_not_complete_is_refused(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_the_model_that_is_converted_is_published_too(tmp_path: Path) -> None:
     published, plain = load_file(tmp_path / "hub" / "model.safetensors"), load_file(tmp_path / "plain.safetensors")
     assert published.keys() == plain.keys()
     # Here no key says that it is a model's.
-    with pytest.raises(ckptconv.UsageError, match="it is not clear which are the model"):
+    with pytest.raises(ckptconv.UsageError, match="it is not clear which is the model"):
         ckptconv.convert(step_of("ocdbt-zarr3"), tmp_path / "other", for_hub=True)
 
 

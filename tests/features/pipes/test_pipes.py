@@ -95,7 +95,7 @@ def test_a_pipe_of_the_shell_s_that_gives_nothing_is_not_taken_for_a_file(tmp_pa
 def test_a_pipe_needs_an_output(plain: Path) -> None:
     run = piped(plain.read_bytes(), "pt2safetensors", "-")
     assert run.code == 2
-    assert "needs an OUTPUT" in run.err
+    assert "requires OUTPUT" in run.err
 
 
 PIPED = {

@@ -37,8 +37,10 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_contradicts_is_refused(mixed: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="none are computed"):
         convert(mixed, tmp_path / "out", attest=tmp_path / "out.jsonl")
-    with pytest.raises(UsageError, match="both name"):
+    with pytest.raises(UsageError, match="both specify"):
         convert(mixed, tmp_path / "out", digest="sha256", attest=tmp_path / "x", manifest=tmp_path / "x")
+    with pytest.raises(UsageError, match="is in the output, and would describe all files there but itself"):
+        convert(mixed, tmp_path / "out", digest="sha256", attest=tmp_path / "out/statements.jsonl")
     assert not list(tmp_path.iterdir())
 
 
@@ -128,7 +130,16 @@ def test_a_reference_and_companions_are_inputs(mixed: Path, tmp_path: Path) -> N
         "mixed.pt": sha256(mixed.read_bytes()),
         "config.json": like["--like/config.json"],
         "--like/model.safetensors": like["--like/model.safetensors"],
+        "--like/ckptconv.structure.json": like["--like/ckptconv.structure.json"],
     }
+
+
+def test_the_index_of_a_set_is_an_input(shards: Path, tmp_path: Path) -> None:
+    convert(shards, tmp_path / "set", max_shard_size="300KB")
+    index, out = tmp_path / "set/model.safetensors.index.json", tmp_path / "out"
+    convert(index.parent, out, digest="sha256", attest=tmp_path / "out.jsonl")
+    assert dependencies(tmp_path / "out.jsonl")[index.name] == sha256(index.read_bytes())
+    assert index.name in json.loads((out / MANIFEST).read_text())["source"]["inputs"]
 
 
 def test_the_data_behind_a_description_is_an_input(mixed: Path, tmp_path: Path) -> None:

@@ -295,7 +295,7 @@ SAID = [
     ("convert model.pt x --quantize fp8", 2, "Did you mean fp8-block or fp8-block-ue8m0 or fp8-dynamic?"),
     ("convert model.pt x --quantize w4a16", 2, "Did you mean int4-g32?"),
     # nvfp4 is spelled like it, and is another format.
-    ("convert model.pt x --quantize nf4", 2, "or nvfp4-modelopt. NF4 is read, with --dequantize, and not written"),
+    ("convert model.pt x --quantize nf4", 2, "or nvfp4-modelopt. NF4 is read with --dequantize, but not written"),
     ("convert model.pt x --quantize nvfp", 2, "Did you mean nvfp4 or nvfp4-modelopt?"),
     ("convert model.pt x --quantize gptq", 2, "it may be fp8-block, ;or nvfp4-modelopt."),
 ]

@@ -240,7 +240,7 @@ def test_a_cast_without_the_option_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_cast_that_leaves_weights_quantized_says_so(tmp_path: Path) -> None:
-    said = "--dtype leaves quantized weights as they are; --dequantize converts them to float16."
+    said = "--dtype does not change quantized weights; --dequantize converts them to float16."
     ways: list[tuple[dict[str, Any], bool]] = [
         ({"dtype": "fp16"}, True),
         ({"dtype": "keep"}, False),
@@ -269,7 +269,7 @@ def test_a_shard_whose_scales_are_in_another_is_told_as_one_of_its_set(tmp_path:
 def test_a_configuration_keeps_its_dtype_where_nothing_is_cast(tmp_path: Path) -> None:
     source = QUANTIZED / "bnb-nf4"
     report = ckptconv.convert(source, tmp_path / "out", dtype="fp16")
-    assert "With --dequantize, the weights become float16." in report.warnings[0]
+    assert "Use --dequantize to convert the weights to float16." in report.warnings[0]
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
     ckptconv.convert(source, tmp_path / "weights", dtype="fp16", dequantize=True, **VERIFIED)
     assert json.loads((tmp_path / "weights" / "config.json").read_text())["dtype"] == "float16"

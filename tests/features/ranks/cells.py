@@ -29,7 +29,7 @@ PARTS: dict[str, tuple[Make, str]] = {
     "another rank": (making(STATE, "model_rank_3.pt"), "all ranks"),
 }
 WHOLE_FILES: dict[str, Make] = {"the only rank by its name": making(STATE, "model_world_size_1_rank_0.pt")}
-MAYBE_WHOLE = [(making(STATE, "model_rank0.pt"), "it does not say that it is one of several.")]
+MAYBE_WHOLE = [(making(STATE, "model_rank0.pt"), "the file does not record their number.")]
 
 
 def _saved(place: Path, tensors: dict[str, torch.Tensor]) -> Path:

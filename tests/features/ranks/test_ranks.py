@@ -115,7 +115,7 @@ def test_a_whole_state_of_training_gives_its_model_and_shows_the_rest(tmp_path: 
     assert told["ranks"] == 2
     everything = converted(source, tmp_path / "all", "--key", ".", "--json").json
     assert any(
-        "differ between the ranks. They were taken from rank 0: 'rank'" in each for each in everything["warnings"]
+        "differ between the ranks. The values of rank 0 were used: 'rank'" in each for each in everything["warnings"]
     )
 
 
@@ -255,9 +255,9 @@ def _states(**changes: Any) -> Callable[[Any, int], dict[str, Any]]:
     "spoil, named",
     [
         (_lost, ["lacks that of rank 1"]),
-        (_doubled, ["model_rank0.pt and model_rank1.pt both claim to be rank 0"]),
+        (_doubled, ["model_rank0.pt and model_rank1.pt both belong to rank 0"]),
         (_saved_again(_states(weight=lambda mesh: placed(WEIGHT[:8], mesh, Shard(0)))), ["weight", "[8, 4]", "rank2"]),
-        (_saved_again(_states(weight=lambda mesh: placed(WEIGHT, mesh, Shard(1)))), ["disagree", "weight"]),
+        (_saved_again(_states(weight=lambda mesh: placed(WEIGHT, mesh, Shard(1)))), ["different placements", "weight"]),
         (_saved_again(_states(weight=lambda mesh: placed(WEIGHT.half(), mesh, Shard(0)))), ["float16", "rank2"]),
         (_saved_again(_states(more=lambda mesh: torch.ones(1))), ["more", "model_rank2.pt has"]),
         (_saved_again(_states(buffer=lambda mesh: torch.ones(3, dtype=torch.int64))), ["buffer", "differ"]),
@@ -277,9 +277,9 @@ def test_files_that_are_not_of_one_save_are_named(
 def test_a_world_that_the_names_tell_must_be_complete(tmp_path: Path) -> None:
     source = write(tmp_path / "in", (3,), sharded, name="model_world_size_3_rank_{}.pt")
     (source / "model_world_size_3_rank_2.pt").unlink()
-    assert "holds files of 2 ranks, and lacks that of rank 2" in refused(source, tmp_path / "out", 4)
+    assert "contains files of 2 ranks, but lacks that of rank 2" in refused(source, tmp_path / "out", 4)
     (source / "model_world_size_3_rank_1.pt").unlink()
-    assert "holds files of 1 rank, and lacks those of ranks 1, 2" in refused(source, tmp_path / "out", 4)
+    assert "contains files of 1 rank, but lacks those of ranks 1, 2" in refused(source, tmp_path / "out", 4)
     assert "lacks" in refused(source / "model_world_size_3_rank_0.pt", tmp_path / "out", 4)
 
 

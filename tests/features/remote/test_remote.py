@@ -52,7 +52,7 @@ def test_the_memory_of_a_command_is_no_place_for_an_output(tmp_path: Path) -> No
     torch.save({"w": torch.ones(2)}, tmp_path / "a.pt")
     for words in (["memory://m/a.safetensors"], [tmp_path / "a.safetensors", "--manifest=memory://m/a.json"]):
         told = ckptconv_forked("convert", tmp_path / "a.pt", *words).refused(2)
-        assert "memory:// is the memory of this process, and is gone when the command ends" in told
+        assert "A memory:// URL refers to the memory of this process, which is lost when the command ends" in told
     assert [path.name for path in tmp_path.iterdir()] == ["a.pt"]
 
 
@@ -61,7 +61,7 @@ def test_an_output_is_not_taken_for_a_remote_input_that_is_missing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save({"w": torch.ones(2)}, "there.pt")
-    assert "INPUT comes first: is it 'there.pt'?" in ckptconv_here("convert", "25.pt", "there.pt").refused(2)
+    assert "INPUT comes first. Is it 'there.pt'?" in ckptconv_here("convert", "25.pt", "there.pt").refused(2)
     told = ckptconv_here("convert", "memory://run/25.pt", "there.pt").refused(2)
     assert "memory://run/25.pt does not exist" in told
     assert "INPUT comes first" not in told

@@ -233,7 +233,7 @@ def test_the_command_line_takes_urls_storage_options_and_the_environment(
 def test_a_dry_run_says_that_a_store_was_not_tried(s3: S3, proxy: Proxy, model: Path) -> None:
     settings = {"storage_options": s3.through(proxy.endpoint), "dry_run": True}
     (note,) = convert(model, f"s3://{BUCKET}/dry.safetensors", **settings).notes
-    assert note == f"s3://{BUCKET}/dry.safetensors: a dry run does not try whether its store takes files."
+    assert note == f"s3://{BUCKET}/dry.safetensors: a dry run does not test writing to its store."
     assert {asked.method for asked in proxy.asked} == {"HEAD", "GET"}
 
 

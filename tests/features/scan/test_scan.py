@@ -718,9 +718,16 @@ def test_an_option_of_loaders_is_met_with_what_scan_judges() -> None:
 def test_words_that_lead_to_a_report(tmp_path: Path) -> None:
     (tmp_path / "x.pt").write_bytes(entry(STATE))
     report = tmp_path / "report.sarif"
-    ckptconv_here("scan", tmp_path, "--output", report).refused(2, "Use --sarif FILE.")
+    ckptconv_here("scan", tmp_path, "--output", report).refused(2, "Use --sarif FILE, or --json > FILE.")
     ckptconv_here("scan", tmp_path, report).refused(
         2, "To write a report to FILE, use ckptconv scan --sarif FILE PATH."
     )
+    other = tmp_path / "out.json"
+    ckptconv_here("scan", tmp_path, "--json", other).refused(
+        2, "To write a report to FILE, use ckptconv scan --json PATH > FILE."
+    )
+    for option in ("-r", "--recursive"):
+        ckptconv_here("scan", option, tmp_path).refused(2, "A directory is searched to any depth.")
+        assert "searched" not in ckptconv_here("inspect", option, tmp_path).refused(2, "There is no option")
     assert ckptconv_here("scan", "--sarif", report, tmp_path).code == 0
     assert report.exists()

@@ -33,7 +33,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
 PARTS: dict[str, tuple[Make, str]] = {
     "torch_checkpointing": (making(STATE, "model_0.safetensors", "metadata.pkl"), "directory of the step")
 }
-MAYBE_WHOLE = [(making(STATE, "model_1.safetensors"), "named like a rank's file of torch_checkpointing, but")]
+MAYBE_WHOLE = [(making(STATE, "model_1.safetensors"), "a name like a rank's file of torch_checkpointing, but")]
 REFUSED = """\
 safetensors2dcp g1.safetensors hf --to torch-checkpointing
 """

@@ -146,7 +146,7 @@ def test_plain_tensors_of_pipeline_stages_are_taken(make: Callable[[Path], Path]
         own["ranks"] = own["sharding_metadata"]["data"]["mesh_spec"]["mesh_data"] = (1,)
         change(step, lambda tree: tree["metadata"]["model"]["nested_path_to_metadata"].update({'["weight"]': [own]}))
     run = ckptconv_here("convert", step, tmp_path / "out.safetensors", "--no-fsync")
-    assert "These were taken whole from other ranks: 'model.count'." in run.err
+    assert "The whole tensors of other ranks were used: 'model.count'." in run.err
     assert_same(load_file(tmp_path / "out.safetensors"), {**EXPECTED, "count": torch.tensor(7)})
 
 
@@ -255,7 +255,7 @@ def files(tree: Mapping[str, Any]) -> Any:
         (lambda tree: tree.update(version="3.0"), 5, "version"),
         (lambda tree: tree.update(world_size=1 << 40), 4, "world_size"),
         (lambda tree: tree.update(world_size=3), 4, "3 ranks"),
-        (lambda tree: files(tree)[1].update(file_path="../model_1.safetensors"), 3, "leads out"),
+        (lambda tree: files(tree)[1].update(file_path="../model_1.safetensors"), 3, "a place outside"),
         (lambda tree: files(tree)[1].update(file_path="/etc/passwd"), 3, "absolute"),
         (lambda tree: files(tree)[1].update(file_path="model_0.safetensors"), 4, "both in model_0"),
         (lambda tree: files(tree)[1].update(file_path="model_7.safetensors"), 4, "rank 1"),
@@ -269,7 +269,7 @@ def files(tree: Mapping[str, Any]) -> Any:
         (lambda tree: data(tree).update(dtype="os.system"), 5, "dtype"),
         (lambda tree: data(tree).update(placements=[{"type": "Shard", "dim": 7}]), 4, "dimension 7"),
         (lambda tree: data(tree).update(placements=[{"type": "Partial"}]), 5, "Partial"),
-        (lambda tree: data(tree)["mesh_spec"].update(mesh_data=(0, 0)), 4, "a rank twice"),
+        (lambda tree: data(tree)["mesh_spec"].update(mesh_data=(0, 0)), 4, "repeated ranks"),
         (lambda tree: data(tree)["mesh_spec"].update(mesh_data=(0, 1, 2)), 4, "mesh"),
         (lambda tree: tree["metadata"]["model"]["nested_path_to_metadata"].pop('["bias"]'), 4, "bias"),
         (lambda tree: tree["metadata"]["model"]["nested_path_to_metadata"].update({'["c"]': groups(tree)}), 4, "lacks"),
@@ -278,7 +278,7 @@ def files(tree: Mapping[str, Any]) -> Any:
             4,
             "is not a path",
         ),
-        (lambda tree: tree["metadata"].update({"../x": tree["metadata"]["model"]}), 3, "leads out"),
+        (lambda tree: tree["metadata"].update({"../x": tree["metadata"]["model"]}), 3, "a place outside"),
     ],
 )
 def test_metadata_that_lies_is_refused(how: Any, code: int, words: str, tmp_path: Path) -> None:

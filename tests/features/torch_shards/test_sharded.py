@@ -122,10 +122,10 @@ def test_one_file_of_a_set_is_converted_alone_if_that_is_asked_for(tmp_path: Pat
     directory = sharded(state_dict(), tmp_path / "in")
     run = converted(directory / "pytorch_model-00002-of-00003.bin", "--alone")
     assert (
-        "is one file of a sharded set: its tensors are complete, but other files hold the rest of the model."
+        "is one file of a sharded set: its tensors are complete, but other files contain the rest of the model."
         in run.err + run.out
     )
-    assert "It was converted alone." in run.err + run.out
+    assert "Only this file was converted." in run.err + run.out
     theirs = torch.load(directory / "pytorch_model-00002-of-00003.bin")
     assert_same(load_file(directory / "model-00002-of-00003.safetensors"), theirs)
 

@@ -313,7 +313,7 @@ def test_a_pickle_that_never_ends_is_not_read_forever(
         out.write(head[:at] + b"\x80\x02X\xff\xff\xff\x7f")
         out.truncate(4 << 30)
     monkeypatch.setattr(pickles, "MAX_PICKLE", 1 << 20)
-    with pytest.raises(LimitError, match="the object takes more than 1048576 bytes"):
+    with pytest.raises(LimitError, match="the object has more than 1048576 bytes"):
         read_torch(str(path))
 
 

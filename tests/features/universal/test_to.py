@@ -49,12 +49,12 @@ def test_it_stands_beside_other_outputs_but_not_beside_one_of_its_own() -> None:
     assert Path("x/model.safetensors").is_file()
     assert Path("u").is_dir()
     for to in ("universal", *CHECKPOINTS):
-        ckptconv_here(*convert("y", "--to", to, "--universal", "z")).refused(2, "two outputs")
+        ckptconv_here(*convert("y", "--to", to, "--universal", "z")).refused(2, "two different outputs")
     ckptconv_here(*convert("--to", "safetensors", "--universal", "z")).refused(2, "OUTPUT is missing")
 
 
 def test_it_is_made_of_one_input_and_has_a_name() -> None:
-    ckptconv_here(*convert("--to", "universal")).refused(2, "needs an OUTPUT: a directory")
+    ckptconv_here(*convert("--to", "universal")).refused(2, "requires a directory as OUTPUT")
     for word in ("DeepSpeed", "zero3"):
         ckptconv_here(*convert("x", "--to", word)).refused(2, "Did you mean universal?")
 

@@ -57,7 +57,7 @@ SAID = [
     ("verify model.pt notes/notes.txt", 2, "is not an output;ckptconv diff compares any two checkpoints."),
     ("transform model.pt", 2, "The commands of ckptconv are ; verify"),
     ("verity", 2, "Did you mean ckptconv verify?"),
-    ("verify '' out.safetensors", 2, "The input's name is empty.;not set?"),
+    ("verify '' out.safetensors", 2, "The path of the input is empty.;not set?"),
     ("verify --jsn model.pt", 2, "Did you mean --json?"),
     ("verify x y --no-fsync", 2, "convert has --no-fsync"),
 ]

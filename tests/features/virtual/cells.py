@@ -37,7 +37,7 @@ NAMED = [
 ]
 LACKING = [
     ("virtual a", "OUTPUT is missing"),
-    ("virtual runs/m.pt", "as the second word, or with -o, such as m.virtual.json."),
+    ("virtual runs/m.pt", "as the second argument, or with -o, such as m.virtual.json."),
 ]
 # Commands that convert a checkpoint of any format.
 CONVERTING = ["virtual"]

@@ -133,8 +133,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "elements picked beyond the end": (["picked", ["zeros", "float32", [4]], 2, [2], [2]], "beyond the end"),
     "a dimension": (["concat", [["zeros", "float32", [1]]], 1], "no dimension 1"),
     "other shapes": (["concat", [["zeros", "float32", [1, 2]], ["zeros", "float32", [1, 3]]], 0], "cannot join"),
-    "a cut": (["narrow", ["zeros", "float32", [4]], 0, 3, 2], "is not inside"),
-    "a view": (["view", ["zeros", "float32", [4]], "int64", [3]], "16 bytes cannot be seen"),
+    "a cut": (["narrow", ["zeros", "float32", [4]], 0, 3, 2], "is outside"),
+    "a view": (["view", ["zeros", "float32", [4]], "int64", [3]], "16 bytes cannot be viewed"),
     "a kernel": (["convert", ["zeros", "float32", [4]], ["run", "x"], "float32"], "not a known kernel"),
     "a cast of another dtype": (
         ["convert", ["zeros", "float32", [4]], ["cast", "int64", "float32"], "float32"],

@@ -298,7 +298,7 @@ def test_classes_of_other_packages_are_named_and_stay_data(tmp_path: Path) -> No
     report = converted(path, "--json").json
     assert sorted(report["opaque"]) == ["pathlib.PosixPath", f"{__name__}.Arguments"]
     words = ("convert", path, tmp_path / "other.safetensors")
-    assert "--no-structure leaves them out" in done(ckptconv_here(*words, "--drop-opaque")).err
+    assert "--no-structure omits these" in done(ckptconv_here(*words, "--drop-opaque")).err
     assert "PosixPath" in str(metadata_of(tmp_path / "other.safetensors"))
     done(ckptconv_here(*words, "--no-structure"))
     assert "PosixPath" not in str(metadata_of(tmp_path / "other.safetensors"))
@@ -894,7 +894,7 @@ def test_inputs_that_are_no_files(tmp_path: Path) -> None:
 @every("output", ["out.safetensors", "out"])
 def test_a_state_without_a_tensor_is_kept_by_its_record(tree: Any, output: str, tmp_path: Path) -> None:
     run = converted(torch_file(tmp_path, tree), tmp_path / output)
-    assert "holds no tensor" in run.err
+    assert "contains no tensors" in run.err
     assert_same_tree(tree, state_in(tmp_path / output))
 
 
@@ -904,7 +904,8 @@ def test_a_part_without_a_tensor_or_one_of_which_all_is_excluded_is_a_slip(tmp_p
     refused(2, "No tensor to convert is under 'groups.0'", torch_file(tmp_path, tree), "--key", "groups.0")
     refused(2, "No tensors are left", torch_file(tmp_path, tree), "--exclude", "*")
     refused(2, "No tensors are left", torch_file(tmp_path, {"w": torch.empty(2, device="meta")}), "--exclude", "w")
-    refused(2, "matches none of the 0 names", torch_file(tmp_path, {"epoch": 3}), "--include", "*")
+    refused(2, "matches none of the 0 names", torch_file(tmp_path, {"epoch": 3}), tmp_path / "out", "--include", "*")
+    refused(2, "model.pt holds no tensor to write next to it.", torch_file(tmp_path, {"epoch": 3}))
 
 
 def test_members_compressed_in_uncommon_ways_are_refused_with_what_to_do(tmp_path: Path) -> None:

@@ -225,13 +225,13 @@ def test_it_is_said_what_is_read_in_two_ways(tmp_path: Path) -> None:
     for file, reason in {
         "end_empty": "the comment contains another end record",
         "zip64_count": "its two end records contradict each other",
-        "byte_before": "it begins with 1 foreign bytes,",
+        "byte_before": "it begins with 1 unknown bytes,",
         "hole": "100 bytes from byte",
         "name_case_byteorder": "member 'archive/BYTEORDER' is 'archive/byteorder' for other readers",
         "name_nul": "contains a NUL,",
-        "name_unicode": "has the name 'archive/data/0' for other readers",
-        "pickle_in_case_sound": "its data.pkl is called 'archive/DATA.PKL'",
-        "zip_and_tar": "begins as a zip archive and as a tar archive",
+        "name_unicode": "has a different name, 'archive/data/0', for other readers",
+        "pickle_in_case_sound": "its data.pkl has the name 'archive/DATA.PKL'",
+        "zip_and_tar": "is valid as the beginning of a zip archive and of a tar archive",
     }.items():
         error = refusal(READERS[file].make(""), tmp_path)
         assert isinstance(error, CorruptError), file
@@ -265,7 +265,7 @@ def test_how_many_members_an_archive_may_have(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(zip_archives, "MAX_MEMBERS", 3)
     error = refusal(zipped(M), tmp_path)
     assert isinstance(error, LimitError)
-    assert "of 4 members; at most" in error.message
+    assert "and 4 members; at most" in error.message
 
 
 @every(

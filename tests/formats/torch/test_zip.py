@@ -436,7 +436,7 @@ def test_checksums_are_told_and_those_of_descriptions_checked(tmp_path):
 
     at = data.index(b"_rebuild_tensor_v2")
     path.write_bytes(data[:at] + b"_REBUILD" + data[at + 8 :])
-    assert "checksum of 'm/data.pkl' is wrong" in refusal(path)
+    assert "'m/data.pkl' does not match its checksum" in refusal(path)
 
     before = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
@@ -771,7 +771,7 @@ DAMAGE: dict[str, tuple[Change, str]] = {
     "longer than its room": (both(in_entry(ZERO, 20, "<I", 5000), in_entry(ZERO, 24, "<I", 5000)), "overlaps"),
     "shorter than its tensor": (
         both(in_entry(ZERO, 20, "<I", 92), in_entry(ZERO, 24, "<I", 92)),
-        "whose record has 92",
+        "but its record has 92",
     ),
     "two sizes": (in_entry(ZERO, 24, "<I", 92), "stored uncompressed, but in 96 bytes instead of 92"),
     "two members in one place": (lambda d: in_entry(ONE, 42, "<I", d.index(ZERO) - 30)(d), "overlaps"),
@@ -826,7 +826,7 @@ def test_other_contradictions(tmp_path):
         return refusal(path)
 
     assert not changed(lambda name, content: content)
-    assert "needs 12 bytes of storage '0', whose record has 11" in changed(
+    assert "needs 12 bytes of storage '0', but its record has 11" in changed(
         lambda name, content: content[:11] if name.endswith("data/0") else content
     )
     assert "neither" in changed(
@@ -842,7 +842,7 @@ def test_a_storage_of_two_sizes_is_refused(tmp_path):
     patched_members(
         tmp_path / "model.pt", lambda n, c: pickled.replace(b"K\x03t", b"K\x02t") if n.endswith("data.pkl") else c
     )
-    assert "needs 8 bytes of storage '0', whose record has 12" in refusal(tmp_path / "model.pt")
+    assert "needs 8 bytes of storage '0', but its record has 12" in refusal(tmp_path / "model.pt")
 
 
 def test_a_pickle_may_not_inflate_without_end(tmp_path):

@@ -31,7 +31,7 @@ def test_whole_states_get_the_names_of_parameters_by_their_shapes(
         f"{called}.{name}" for called, own in zip(names.split(), states, strict=True) for name in ("step", *own)
     }
     assert set(load_file(output)) == expected
-    assert "numbers instead of names" not in said.out
+    assert "keep parameter numbers" not in said.out
 
 
 def test_numbers_of_equal_shapes_get_names_by_an_order_or_none(tmp_path: Path) -> None:

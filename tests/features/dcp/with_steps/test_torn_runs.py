@@ -22,8 +22,8 @@ def test_weights_of_a_torn_step_are_converted_and_last_good_is_named_and_takes_t
     (file,) = (run / "step-2").glob("*.distcp")
     os.truncate(file, file.stat().st_size - 1000)
     said = done(ckptconv_here("convert", run, output)).err
-    assert f"{file} lacks bytes of entries that are not converted here" in said
-    assert "--last-good takes the last step of a run that is whole" in said
+    assert f"{file} lacks bytes of entries that were not converted" in said
+    assert "--last-good selects the last complete step of a run" in said
     assert load_file(output)["w"][0] == 2
     assert "--last-good" not in done(ckptconv_here("convert", run / "step-2", output)).err
     done(ckptconv_here("convert", run, output, "--last-good"))

@@ -135,7 +135,7 @@ def test_numbers_that_nothing_names_are_refused(tmp_path: Path) -> None:
 
 def test_numbered_states_that_fsdp2_cannot_load_are_told(tmp_path: Path) -> None:
     training_saved(tmp_path / "t.pt", "numbers")
-    told = f"The optimizer's states are numbered, as in {tmp_path / 't.pt'}; FSDP2 needs names: --states "
+    told = f"The optimizer states are numbered, as in {tmp_path / 't.pt'}, but FSDP2 needs names: --states "
     for number, (words, is_told) in enumerate(
         (([], True), (["--states", tmp_path / "t.pt"], False), (["--key", "model"], False))
     ):

@@ -94,7 +94,7 @@ def test_a_manifest_cannot_lead_out_of_the_output(output: Path, tmp_path: Path) 
     manifest = json.loads((output / MANIFEST).read_text())
     manifest["files"]["../secret"] = manifest["files"].pop("model.safetensors.index.json")
     (output / MANIFEST).write_text(json.dumps(manifest))
-    with pytest.raises(DifferenceError, match=r"'\.\./secret' is not the name of a file of an output"):
+    with pytest.raises(DifferenceError, match=r"'\.\./secret' is not the name of an output file"):
         verify(output)
 
 
@@ -144,6 +144,9 @@ def test_options_for_digests_lead_to_the_output_alone(output: Path) -> None:
     for option in ("--sha256", "--digest=sha256"):
         told = "ckptconv verify OUTPUT, without SOURCE, compares the files with the digests in its manifest."
         ckptconv_here("verify", output, option).refused(2, told)
+        assert told not in ckptconv_here("diff", output, output, option).refused(2, "There is no option")
+    told = "compared when it is converted: ckptconv convert SOURCE OUTPUT --checksum. For digests"
+    ckptconv_here("verify", output, output, "--checksum").refused(2, told)
     assert ckptconv_here("verify", output).code == 0
 
 

@@ -29,7 +29,7 @@ def test_states_in_another_output_come_by_way_of_a_distributed_checkpoint(
     trained = training()
     done(ckptconv_here("convert", torch_file(tmp_path, trained), "w", "--key", "model", "--optimizer", "st"))
     refused = ckptconv_here("convert", "w", "uni/step", "--to", "universal", "--states", "st")
-    refused.refused(2, "first with --to dcp and --states", "that with --to universal")
+    refused.refused(2, "to such a checkpoint with --to dcp and --states", "with --to universal")
     assert not Path("uni").exists()
     done(ckptconv_here("convert", "w", "both", "--to", "dcp", "--states", "st"))
     done(ckptconv_here("convert", "both", "uni/step", "--to", "universal", *VERIFY))

@@ -35,13 +35,13 @@ def test_a_universal_checkpoint_is_of_one_tag(tmp_path: Path) -> None:
     directory = universal_of("z2_bf16_w2", tmp_path)
     run = ckptconv_here("zero-to-fp32", directory, tmp_path / "out", "--tag", "global_step2")
     assert run.code == 2
-    assert f"{directory} is itself the directory of a tag, but --tag asks for 'global_step2'." in run.err
+    assert f"{directory} is the directory of a tag, but --tag specifies the tag 'global_step2'." in run.err
     assert ckptconv_here("zero-to-fp32", directory, tmp_path / "out", "--tag", directory.name).code == 0
 
 
 def test_where_latest_universal_leads_is_told(tmp_path: Path) -> None:
     directory = universal_of("z2_bf16_w2", tmp_path)
-    told = f"Took {directory}: the universal checkpoint that `latest_universal` names."
+    told = f"Took {directory}: the universal checkpoint in `latest_universal`."
     assert told in ckptconv_here("zero-to-fp32", directory.parent, tmp_path / "out").out
     assert told not in ckptconv_here("zero-to-fp32", directory, tmp_path / "out").out
 
@@ -127,7 +127,7 @@ def test_weights_that_are_missing_or_named_elsewhere_are_refused(tmp_path: Path)
     directory = universal_of("z2_bf16_w2", tmp_path)
     latest = directory.parent / "latest_universal"
     for text, code, words in (
-        ("nowhere", 4, "names 'nowhere', but no such directory is next to it"),
+        ("nowhere", 4, "contains 'nowhere', but no directory of this name is next to it"),
         ("../steps", 3, "which is outside its directory"),
     ):
         latest.write_text(text)

@@ -15,6 +15,6 @@ def test_grafted_states_are_refused_by_their_option(tmp_path: Path, monkeypatch:
     save_file({"a": torch.ones(2)}, "m.safetensors")
     save_file({"a.exp_avg": torch.ones(2), "a.step": torch.ones(())}, "states.safetensors")
     words = ("convert", "m.safetensors", "step", "--to", "universal", "--graft", "states.safetensors:*")
-    refused = ckptconv_here(*words).refused(2, "'a.exp_avg', 'a.step' of --graft", "--to dcp; then that with")
+    refused = ckptconv_here(*words).refused(2, "'a.exp_avg', 'a.step' of --graft", "then that checkpoint with")
     assert "quantized" not in refused
     assert not Path("step").exists()

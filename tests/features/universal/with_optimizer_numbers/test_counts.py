@@ -15,5 +15,5 @@ def test_states_that_count_no_steps_are_not_said_to_continue_at_one(place: Path)
     optimizer.step()
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, place / "t.pt")
     report = done(ckptconv_here("convert", "t.pt", "u", "--to", "universal")).out
-    assert "which count no steps: its step count starts at 0" in report
+    assert "which record no steps: its step count starts at 0" in report
     assert "continues" not in report
