@@ -318,7 +318,7 @@ CHANGES = [
         "lm_head.weight",
         None,
         {"dtype": "float32", "shape": [50, 8]},
-        f"lm_head.weight is stored apart from {EMBED}: leave it out only if both have the same values.",
+        f"lm_head.weight is stored separately from {EMBED}: exclude it only if both have the same values.",
     ),
     Change(
         {LAYERS[2]: torch.ones(8, 4)}, "shape", LAYERS[2], BF16, {"dtype": "float32", "shape": [8, 4]}, "another model"
