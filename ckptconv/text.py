@@ -1,4 +1,4 @@
-"""Values as people write them, and as messages show them: sizes, counts, parts of a whole, times.
+"""Values as people write them and as messages show them: sizes, counts, parts of a whole, times.
 
 `5GB` is 5·10⁹ bytes, `1GiB` is 2³⁰, and a plain integer counts bytes.
 """
@@ -17,7 +17,7 @@ from ckptconv.errors import CorruptError, UsageError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-# The hint for a word of a command line that is empty.
+# The hint for an empty word of a command line.
 UNSET = "Is a shell variable not set?"
 # Characters of a name shown in a message.
 LONGEST = 200
@@ -40,7 +40,8 @@ def whole(value: Any) -> int | None:
 
 
 def parse_size(value: Any, option: str) -> int:
-    """The number of bytes that `value`, text or an integer, says. Raises UsageError, naming `option`, if none."""
+    """Return the number of bytes in `value`, text or an integer. Raises UsageError, naming `option`, if there is
+    none."""
     size = whole(value) or 0
     match = _SIZE.fullmatch(value) if isinstance(value, str) else None
     if match:
@@ -54,7 +55,8 @@ def parse_size(value: Any, option: str) -> int:
 
 
 def parse_count(value: Any, option: str, least: int, most: int) -> int:
-    """Return `value`, an integer or its text, if it is from `least` to `most`; else raise UsageError for `option`."""
+    """Return the number from `least` to `most` in `value`, text or an integer. Raises UsageError, naming `option`, if
+    there is none."""
     is_number = isinstance(value, str) and value.isdecimal() and len(value) < 20
     count = int(value) if is_number else whole(value)
     if count is not None and least <= count <= most:
@@ -87,7 +89,7 @@ _Item = TypeVar("_Item")
 
 
 def some(items: Collection[_Item], most: int = 5, form: Callable[[_Item], str] = quoted) -> str:  # type: ignore[assignment]
-    """Return the first `most` of `items`, each as `form` writes it, and how many more there are: a, b and 7 more."""
+    """Return the first `most` of `items`, each as `form` writes it, and the number of others: a, b and 7 more."""
     few = ", ".join(form(item) for item in islice(items, most))
     return f"{few} and {len(items) - most} more" if len(items) > most else few
 
@@ -132,7 +134,7 @@ def parse_path(value: object, called: str = "") -> str:
         raise UsageError(f"{called} {brief(path)} is not a path: names cannot contain a NUL character.".lstrip())
     host, slash, after = path.partition("/")
     if slash and host in _HUB and not os.path.lexists(path):
-        # The address of a page about a file is refused as such.
+        # The address of a page about a file is refused as a page.
         local = (
             f"https://{path}" if any(f"/{word}/" in after for word in ("tree", "blob", "resolve")) else f"hf://{after}"
         )
@@ -180,7 +182,7 @@ def _shown(value: Any, limit: int, levels: int) -> str:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a string has no lone surrogates, which neither UTF-8 nor JSON can represent."""
+    """Return whether a string has no lone surrogates, which neither UTF-8 nor JSON can represent."""
     if not text.isascii():
         try:
             text.encode()

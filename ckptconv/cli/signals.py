@@ -44,7 +44,7 @@ def hold() -> None:
 
 
 def held() -> bool:
-    """Whether a signal came since `hold`."""
+    """Return whether a signal came since `hold`."""
     return bool(_held)
 
 

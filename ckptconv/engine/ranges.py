@@ -1,4 +1,4 @@
-"""The bytes of planned files at any range, made when they are asked for. Nothing is written."""
+"""Any range of the bytes of planned files, computed on request. Nothing is written."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Worker(Buffers):
 
     @functools.cached_property
     def mover(self) -> Mover:
-        """Makes what is not stored as it is written."""
+        """The mover, for output that differs from the stored bytes."""
         from ckptconv.engine.moving import Mover
 
         return Mover(self)

@@ -96,11 +96,11 @@ class Quantized(NamedTuple):
 
     @property
     def says(self) -> str:
-        """The configuration that is no longer true, because weights replaced quantized ones; else ""."""
+        """The path of the configuration that no longer holds, because weights replaced quantized ones; else ""."""
         return self.path if self.formats else ""
 
 
-# The beginning of notes on what a conversion leaves out.
+# The beginning of notes on the parts that a conversion leaves out.
 NOT_CONVERTED = "Not converted: "
 # The end of notes on optimizer states, which says how to convert them. The result of several checkpoints has none.
 STATES_ARE_CONVERTED = ". Use convert --optimizer PATH for its states"
@@ -281,7 +281,7 @@ class Source(_Fields):
             if is_so:
                 raise ValueError(f"{self.path}: its {mistake}")
 
-    # Equal only to itself: it may be large, and some of its fields cannot be hashed.
+    # A source is equal only to itself: it may be large, and some of its fields cannot be hashed.
     def __eq__(self, other: object) -> bool:
         return self is other
 
@@ -306,7 +306,7 @@ class Source(_Fields):
 
     @property
     def is_model(self) -> bool:
-        """Whether it has weights, and not only files that belong to the models of a pipeline."""
+        """Whether the source has weights, and not only files that belong to the models of a pipeline."""
         return self.family != PIPELINE
 
     @property
@@ -320,7 +320,7 @@ class Source(_Fields):
         return self.computed.get("dequantize")
 
     def computing(self, **computations: Any) -> Source:
-        """Return it with further `computations`, by the names of `computed`, and without those that are None."""
+        """Return the source with further `computations`, by names of `computed`, without those that are None."""
         every = {**self.computed, **computations}
         return self._replace(computed={name: entry for name, entry in every.items() if entry is not None})
 

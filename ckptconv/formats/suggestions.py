@@ -46,7 +46,7 @@ def within(place: Location) -> str:
 
 
 def is_checkpoint(place: Location) -> bool:
-    """Whether one of our formats is fairly sure to read `place`. A file in a store is not opened for this."""
+    """Return whether a supported format is fairly sure to read `place`. A file in a store is not opened for this."""
     if is_remote(place.path) or place.name.endswith(".json"):  # a set with an index was recognized before
         return False
     try:

@@ -86,12 +86,12 @@ class Option:
 
     @property
     def former_name(self) -> str:
-        """Its former name in Python; "" if it has none."""
+        """The option's former name in Python; "" if it has none."""
         return self.former.lstrip("-").replace("-", "_")
 
     @property
     def accepts(self) -> str:
-        """The type of its values in Python, as type checkers read it."""
+        """The type of the option's values in Python, as type checkers read it."""
         return self.kind.accepts if self.kind is FLAG else f"{self.kind.accepts} | None"
 
     def parse(self, value: Any, called: str = "") -> Any:
@@ -103,14 +103,14 @@ class Option:
         return value if isinstance(value, Default) else self.kind.parse(value, called or self.name)
 
     def parameter(self) -> inspect.Parameter:
-        """Return it as a parameter of a function."""
+        """Return the option as a parameter of a function."""
         import inspect
 
         keyword = inspect.Parameter.KEYWORD_ONLY
         return inspect.Parameter(self.name, keyword, default=self.default, annotation=self.accepts)
 
     def of_environment(self) -> Any:
-        """Return the value that its environment variable gives; None if it is not set, or empty."""
+        """Return the value of the option's environment variable; None if it is not set, or empty."""
         text = os.environ.get(self.env, "") if self.env else ""
         if not text:
             return None
@@ -148,7 +148,7 @@ class FeatureOption(Option):
 
 
 def former_given(former: str, option: Option) -> None:
-    """Tell the caller that `option` was given by its `former` flag."""
+    """Warn the caller that `option` was given by its `former` flag."""
     import warnings
 
     reads = ": it reads the states from PATH" if option.metavar == "PATH" else ""
@@ -264,7 +264,7 @@ def checked(
                 former_given(option.former, option)
                 keywords[option.name] = keywords.pop(name)
             for name, value in keywords.items():
-                # A function may name an option of a feature that is not here.
+                # A function may name an option of a feature that is not installed.
                 if name not in known or (missing(name) and value):
                     raise import_module(_WORDS).unknown(name, known, public_name, instead, value)
                 if name in table:

@@ -69,7 +69,7 @@ WORDS = {
     "--add-prefix": "Use --rename '^=PREFIX'.",
 }
 
-# Words for what ckptconv does not do, and what to use instead.
+# Words for conversions that ckptconv lacks, and the programs to use instead.
 ELSEWHERE = {
     "gguf ggml llama.cpp": "GGUF is not written: use convert_hf_to_gguf.py of llama.cpp on a model directory.",
     "onnx tensorrt openvino coreml tflite": (
@@ -93,7 +93,7 @@ ELSEWHERE = {
 
 
 def instead_of(word: str) -> str:
-    """Return what to use for `word`, such as gguf or hf-to-gguf, if ckptconv does not do that; else ""."""
+    """Return the program to use for `word`, such as gguf or hf-to-gguf, if ckptconv lacks that conversion; else ""."""
     word = word.lower().removesuffix(".py").replace("_", "-")
     meant = {word, re.split("2|-|^\\.", word)[-1]}
     return next((text for words, text in ELSEWHERE.items() if meant.intersection(words.split())), "")

@@ -84,7 +84,7 @@ class Selected(NamedTuple):
         return self.patched(name, tensor) if self.patched else tensor
 
     def stored(self, aliases: Mapping[str, str]) -> dict[str, LazyTensor]:
-        """Return the tensors but for `aliases`, by their new names, each cast as it is stored."""
+        """Return the tensors except `aliases`, by their new names, each cast as it is stored."""
         if self.dtype == "keep" and not self.dtypes and not self.patched:
             if not aliases:
                 return dict(self.tensors)

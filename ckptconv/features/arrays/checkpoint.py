@@ -94,7 +94,7 @@ def _like(wanted: object, keys: Sequence[Any]) -> str:
 
 
 class Tensors(Mapping[str, Tensor], Generic[ArrayT]):
-    """Tensors by name, in the order in which they lie in the files. A tensor's data is read only when it is requested.
+    """Tensors by name, in the order of the files. A tensor's data is read only when it is requested.
 
     It has the methods of safetensors' `safe_open` and those of a mapping.
     """
@@ -160,7 +160,7 @@ class Tensors(Mapping[str, Tensor], Generic[ArrayT]):
     # ---- as safetensors' safe_open
 
     def keys(self) -> Names:
-        """Return the names, in the order in which the tensors lie in the files."""
+        """Return the names, in the order in which the files hold the tensors."""
         return Names(self._tensors)
 
     def offset_keys(self) -> list[str]:
@@ -198,7 +198,7 @@ class Tensors(Mapping[str, Tensor], Generic[ArrayT]):
     # ---- forward
 
     def forward(self) -> Iterator[tuple[str, ArrayT]]:
-        """Yield each name and array in the order in which they lie in the files.
+        """Yield each name and array in the order in which the files hold them.
 
         Small tensors are read together, at most 16 MiB at a time: of a store, this takes few requests. Nothing that was
         yielded is kept.
@@ -261,10 +261,9 @@ class Checkpoint(Tensors[ArrayT]):
 
     @functools.cached_property
     def tree(self) -> Any:
-        """All that was saved, nested as it was, with lazy tensors as leaves: mappings, sequences and plain values.
+        """The saved object, nested as it was saved, with lazy tensors as leaves: mappings, sequences and plain values.
 
-        Objects of classes that are known by name only, and constants of torch and numpy, are the nodes that stand for
-        them.
+        Inert nodes stand for objects of classes that are known by name only, and for constants of torch and numpy.
         """
         self._memory.check_open()
         inert = bool(self._given.get("inert"))
@@ -276,7 +275,7 @@ class Checkpoint(Tensors[ArrayT]):
         return _Branch(self, "").wrapped("", tree)
 
     def close(self) -> None:
-        """Close the files. What was read stays; reading more raises UsageError."""
+        """Close the files. Loaded data stays; reading more raises UsageError."""
         self._memory.close()
 
     def __enter__(self) -> Checkpoint[ArrayT]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ckptconv.options.table import named_in
 
 LOADING = named_in("key dtype dequantize tag raw alone master unstack storage_options")
-# What to do instead of options of `convert` that it lacks.
+# Advice on options of `convert` that it lacks.
 INSTEAD = {
     "map_location device_map": "Use device.",
     "strip_prefix": "For a flat state: {name.removeprefix(VALUE): tensor for name, tensor in state.items()}.",
@@ -15,5 +15,5 @@ INSTEAD = {
     "ck.get_tensors(n for n in ck if not fnmatch.fnmatchcase(n, VALUE)).",
     "inert": "ckptconv.open(PATH, inert=True) reads the tensors of malicious files too.",
 }
-# What the type of the keywords has, and its docstring.
+# The options of the type of the keywords, and its docstring.
 KEYWORDS = LOADING, "Options of `load_state_dict`."

@@ -8,7 +8,7 @@ from ckptconv.options.table import OF_OPENING, OPENING, OPTIONS, named_in
 VIEWING = {name: option for name, option in OPENING.items() if name != "states"} | named_in(
     "with_states partial fill", {**OPTIONS, **OF_OPENING}
 )
-# What to do instead of options of `convert` that it lacks.
+# Advice on options of `convert` that it lacks.
 INSTEAD = {
     "map_location device_map": "Use device.",
     "strip_prefix": "Rename in Python: {name.removeprefix(VALUE): ck.get_tensor(name) for name in ck}.",
@@ -18,10 +18,10 @@ INSTEAD = {
     "dtype": "Cast a tensor in Python: ck[name].to(VALUE). load_state_dict has an option dtype.",
     "exclude_frozen_parameters": "Did you mean exclude_frozen?",
 }
-# The same of `get_tensor`, with the names of the options of a tensor that it reads.
+# Advice on arguments of `get_tensor`.
 OF_TENSORS = {
     "dtype": "Cast it: ck[name].to(VALUE) is a lazy tensor, and .torch() or .numpy() reads it.",
     "device": "Give the device to open, or use ck[name].torch(device=...).",
 }
-# What the type of the keywords has, and its docstring.
+# The options of the type of the keywords, and its docstring.
 KEYWORDS = VIEWING, "Options of `open`."

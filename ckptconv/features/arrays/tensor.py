@@ -91,8 +91,8 @@ class Tensor(Handle):
         return len(self.shape)
 
     def stride(self, dim: int | None = None) -> Any:
-        """Return how many elements lie between neighbours, in each dimension or in one: those of the file, if torch's
-        tensor is a view of it, else those of C order."""
+        """Return the number of elements between neighbours, in each dimension or in one: the file's, if torch's tensor
+        is a view of the file, else that of C order."""
         stored = as_stored(self._tensor)
         strides = contiguous_strides(self.shape) if stored is None else stored.strides
         return strides if dim is None else strides[dim]
@@ -118,7 +118,7 @@ class Tensor(Handle):
     # ---- all of it
 
     def numpy(self, *, raw: bool = False) -> Any:
-        """Return it as a numpy array. `raw`: elements are their bits, as unsigned integers of the same size.
+        """Return the tensor as a numpy array. `raw`: elements are their bits, as unsigned integers of the same size.
 
         Raise UnsupportedError for a dtype that numpy lacks, such as bfloat16 without the package ml_dtypes.
         """

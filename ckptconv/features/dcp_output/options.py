@@ -8,7 +8,7 @@ from ckptconv.options.option import Given, deciding
 
 
 class Cutting(Given):
-    """How tensors are split, and the keys of weights and states."""
+    """The division of tensors into chunks, and the keys of weights and optimizer states."""
 
     chunks: int | None = deciding(
         counted(1, 1 << 20),
@@ -47,7 +47,7 @@ class Cutting(Given):
 
 
 GIVEN = Cutting
-# What people call it, as options.
+# Other words for it, as options.
 OTHER_OPTIONS = {
     "--target-ckpt-format --ckpt-format --dist-ckpt-format": (
         "Use --to megatron for torch_dist, or --to megatron-fsdp for fsdp_dtensor."

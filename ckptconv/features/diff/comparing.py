@@ -1,4 +1,4 @@
-"""The call `diff`: open two checkpoints of any formats, and say what differs between them."""
+"""The call `diff`: open two checkpoints of any formats, and report their differences."""
 
 from __future__ import annotations
 

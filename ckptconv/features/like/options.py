@@ -25,7 +25,7 @@ class LikeOptions(Given):
 
 
 GIVEN = LikeOptions
-# What people call it, as options.
+# Other words for it, as options.
 OTHER_OPTIONS = {
     "--keep-dtype": "--like REF gives each tensor the dtype that it has in REF.",
     "--hf-assets-path": "--like REF takes config.json and the tokenizer of the model REF.",

@@ -131,7 +131,7 @@ def _reduced(value: Any) -> Global | Opaque:
 
 
 def _is_simple(dtype: Any) -> bool:
-    """Whether numpy's dtype string describes a dtype fully, and its elements are bytes."""
+    """Return whether numpy's dtype string describes a dtype fully, and the elements are bytes."""
     return dtype.kind in "biufcmMSU" or (dtype.str[1] == "V" and dtype.names is None and dtype.type.__name__ == "void")
 
 

@@ -19,7 +19,7 @@ def _order(value: Any, called: str) -> str:
 
 
 class NumberOptions(Given):
-    """What tells the order in which an optimizer numbers its parameters."""
+    """The source of the order in which an optimizer numbers its parameters."""
 
     order: str = option(
         PATH._replace(parse=_order),

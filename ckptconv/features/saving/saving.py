@@ -221,7 +221,7 @@ class _Memory:
 
 
 def _is_array(value: Any) -> bool:
-    """Whether `value` is a numpy array of elements that a tensor can have."""
+    """Return whether `value` is a numpy array of elements that a tensor can have."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and type(value) is numpy.ndarray and _is_number(value.dtype)
 

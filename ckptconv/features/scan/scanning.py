@@ -156,7 +156,7 @@ def _skip(report: ScanReport, path: str) -> None:
 
 
 def _is_below(link: str, roots: Collection[str]) -> bool:
-    """Whether a link leads to one of `roots`, or into it, where all is searched."""
+    """Return whether a link leads to or below one of `roots`, where all files are scanned anyway."""
     aim = os.path.realpath(link)
     return any(os.path.commonpath([root, aim]) == root for root in roots)
 
@@ -198,7 +198,7 @@ def _scanned(place: Location, is_named: bool, indices: dict[str, set[str]]) -> S
 
 
 def _is_shard(place: Location, indices: dict[str, set[str]]) -> bool:
-    """Whether an index in its directory names the file."""
+    """Return whether an index in the file's directory names the file."""
     directory = place.parent
     names = indices.get(directory.path)
     if names is None:

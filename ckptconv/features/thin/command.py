@@ -34,7 +34,7 @@ OTHER_OPTIONS = {
 }
 _WOULD = {"keep": "stays", "remove": "would go", "lessen": "would be reduced"}
 _DONE = {"keep": "stays", "remove": "went", "lessen": "reduced"}
-# What the steps that stay do, and the others, by whether these are reduced, and whether it was done.
+# Verbs for the steps that stay, and for the others, by whether these are reduced, and whether it was done.
 _TOGETHER = {
     (False, False): ("stay", "would go"),
     (False, True): ("stayed", "went"),
@@ -140,7 +140,7 @@ def _report(run: str, thinning: Thinning, left: Mapping[str, int | None]) -> Thi
 
 
 def _warnings(thinning: Thinning) -> Iterator[str]:
-    """Yield how many steps are files, and what is to be said of the run, such as what an earlier run has left."""
+    """Yield a warning about steps that are files, and the warnings about the run."""
     from ckptconv.features.thin.planning import FILE
 
     files = sum(FILE in step.why for step in thinning.steps)

@@ -1,4 +1,4 @@
-"""What `thin` says of a run."""
+"""The report of `thin`."""
 
 from __future__ import annotations
 
@@ -23,24 +23,25 @@ class ThinnedStep:
     """The sizes of its files, together."""
 
     action: str
-    """What is done with it: keep, remove, or lessen, which is to reduce it to its weights and small files."""
+    """The action on the step: keep, remove, or lessen, which reduces the step to its weights and small files."""
 
     why: Sequence[str]
-    """Why it stays; empty if it does not."""
+    """The reasons why the step stays; empty if it does not."""
 
     done: bool = False
-    """Whether that was done. What stays is not done."""
+    """Whether the action was carried out; false for steps that stay."""
 
     left_bytes: int | None = None
-    """The sizes of the files that are left of it, or would be, together; null for a delta that is not written yet."""
+    """Size of the files that are left of the step, or would be; null for a delta that is not written yet."""
 
     lost: Sequence[str] = ()
-    """Files in a reduced step that go with the optimizer, and hold neither its states nor weights."""
+    """Files that a reduced step loses together with the optimizer, although they hold neither its states nor weights.
+    """
 
 
 @dataclass
 class ThinReport:
-    """What `thin` does with a run, or would do."""
+    """The actions of `thin` on a run, or in a dry run the actions it would take."""
 
     input: str
     """The run."""
@@ -52,7 +53,7 @@ class ThinReport:
     """The steps, the oldest first."""
 
     carried_out: bool
-    """Whether it was done, as with --yes."""
+    """Whether the actions were carried out, as with --yes."""
 
     kept_bytes: int
     """Bytes of the steps that stay."""
@@ -61,19 +62,19 @@ class ThinReport:
     """Bytes of the steps that go or are reduced, as they are before."""
 
     beside: Mapping[str, str] = field(default_factory=dict)
-    """What has the number of a step, does not count as one, and stays: {name: why}."""
+    """Entries with the number of a step that do not count as steps, and stay: {name: reason}."""
 
     finished: Sequence[str] = ()
     """Steps that an earlier run had begun, and that were finished now."""
 
     warnings: Sequence[str] = ()
-    """What is cause for concern, each in a sentence."""
+    """Warnings, one sentence each."""
 
     seconds: float = 0.0
-    """How long it took."""
+    """Duration in seconds."""
 
 
 # Title, what prints it, the commands, the class of the fields; then: the fields stand beside `ok`.
 COMMANDS = {"thin": ("thin", "The output of `thin --json`.", ("thin",), ThinReport, "")}
-# What the type of a field does not say.
+# Constraints that the type of a field does not show.
 MORE = {(ThinnedStep, "action"): {"enum": ["keep", "remove", "lessen"]}}

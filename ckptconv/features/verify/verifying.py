@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ckptconv.storage.progress import AnyProgress, Progress
 
 
-# What compares an output with the digests in its manifest, without a source: the module of `compared`.
+# The module whose `compared` compares an output with the digests in its manifest, without a source.
 ALONE: tuple[str, ...] = (
     "ckptconv.features.provenance.with_verify",
 )  # fmt: skip
@@ -290,7 +290,7 @@ def _open(source: str | Source, targets: Sequence[CheckedOutput], options: Optio
 
 
 def _is_in(output: str, directory: str) -> bool:
-    """Whether `output` is `directory`, or a file in it."""
+    """Return whether `output` is `directory`, or a file in it."""
     return resolved_name(directory) in (resolved_name(output), resolved_name(dirname(output)))
 
 
