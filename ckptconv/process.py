@@ -115,8 +115,7 @@ def leave_garbage() -> None:
 
 
 def is_forkable() -> bool:
-    """Return whether this process may be forked: it is our own, on Linux. The libraries of macOS do not survive a
-    fork."""
+    """Return whether this process may be forked: it is our own, on Linux. Libraries of macOS do not survive a fork."""
     return _Known.ours and sys.platform == "linux"
 
 

@@ -40,8 +40,7 @@ def whole(value: Any) -> int | None:
 
 
 def parse_size(value: Any, option: str) -> int:
-    """Return the number of bytes in `value`, text or an integer. Raises UsageError, naming `option`, if there is
-    none."""
+    """Return the number of bytes in `value`, text or an integer. Raises UsageError, naming `option`, without one."""
     size = whole(value) or 0
     match = _SIZE.fullmatch(value) if isinstance(value, str) else None
     if match:

@@ -21,8 +21,7 @@ class OneDifference(TypedDict):
     """The file."""
 
     index: NotRequired[Any]
-    """Index of the first difference: one number for each dimension of the tensor, or the place in the structure record.
-    """
+    """Index of the first difference: one number for each dimension of the tensor, or the place in the record."""
 
     expected: NotRequired[Any]
     """The source's value, or another property that `what` names."""

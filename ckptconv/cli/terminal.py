@@ -46,8 +46,7 @@ def width() -> int | None:
 
 
 def has_colours(stream: TextIO, environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether to write colours: never with NO_COLOR, always with FORCE_COLOR, else on a terminal with
-    colours."""
+    """Return whether to write colours: never with NO_COLOR, always with FORCE_COLOR, else if the terminal has them."""
     if environment.get("NO_COLOR"):
         return False
     if environment.get("FORCE_COLOR"):

@@ -80,8 +80,7 @@ class Mover:
             self._result(move, out[target.offset : target.stop])
 
     def is_small(self, tensor: Convert, start: int, stop: int) -> bool:
-        """Return whether bytes `start` to `stop` of `tensor` are few whole elements, and its source is dense in a
-        file."""
+        """Return whether bytes `start` to `stop` of `tensor` are few whole elements, with a source dense in a file."""
         return (
             start < stop <= start + self._buffers.unit // _SMALL
             and is_dense(tensor.tensor)

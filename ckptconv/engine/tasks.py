@@ -203,6 +203,5 @@ def _not_dense(file: FilePlan) -> Iterator[Data | Checked]:
 
 
 def is_dense(tensor: LazyTensor) -> TypeGuard[Stored]:
-    """Return whether `tensor` is one contiguous run of bytes in a file. Most tensors are, of up to 200,000: these take
-    a fast path."""
+    """Return whether `tensor` is one contiguous run of bytes in a file: most are, and take a fast path."""
     return type(tensor) is Stored and tensor.contiguous

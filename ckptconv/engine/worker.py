@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 
 class Done(NamedTuple):
-    """The results of a worker: its tally, the CRC-32 of its tensors, if requested, and the offsets of the trailers that
-    it wrote."""
+    """The results of a worker: its tally, the CRC-32 of its tensors, if requested, and the offsets of its trailers."""
 
     tally: Tally
     crcs: Crcs | None

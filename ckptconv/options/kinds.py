@@ -98,8 +98,7 @@ def _rules(value: Any, called: str) -> tuple[str, ...]:
 
 
 def parse_rule(text: str, called: str) -> tuple[re.Pattern[str], str]:
-    """Return the pattern and the replacement of a renaming rule. Raise UsageError, naming the option, for other
-    text."""
+    """Return the pattern and the replacement of a renaming rule. Raise UsageError, naming the option, for others."""
     pattern, equals, replacement = text.rpartition("=")
     if not equals:
         raise UsageError(f"{called} {text!r} is not of the form REGEX=REPLACEMENT.", "Write 'a=b' for a to become b.")

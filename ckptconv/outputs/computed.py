@@ -195,8 +195,7 @@ def _seen(value: Any, target: Target) -> Any:
 
 
 def reported(source: Source, outputs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the fields of a report on the computation of `source`, and the fields of the selections of its
-    `outputs`."""
+    """Return the fields of a report on the computation of `source`, and those of its `outputs`' selections."""
     fields = {name: value for way in ways_of(source) for name, value in way.reported(source).items()}
     for output in outputs:
         for name, value in output.items():

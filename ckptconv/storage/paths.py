@@ -43,8 +43,8 @@ normalize = parse_path
 
 
 def listed(paths: Paths, none: str = "No path was given.") -> list[str]:
-    """Return one path or several, normalized. Raise UsageError for another value, an empty path, or, with `none`, no
-    path."""
+    """Return one path or several, normalized. Raise UsageError for another value, an empty path, or no path
+    (`none`)."""
     several = isinstance(paths, Iterable) and not isinstance(paths, (str, bytes, os.PathLike))
     normalized = [normalize(path) for path in (cast("Iterable[str]", paths) if several else [cast("str", paths)])]
     if not normalized:

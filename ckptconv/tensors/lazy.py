@@ -86,14 +86,14 @@ class LazyTensor:
 
     @property
     def grain(self) -> int:
-        """The bytes of a row of a tensor computed by rows: a cut within a row makes more tiles. 0 if it may be cut
+        """The bytes of a row of a tensor computed by rows: cuts within a row make more tiles. 0: it may be cut
         anywhere."""
         return 0
 
     @property
     def cast_from(self) -> int | None:
-        """The bytes of an element before its kernel casts it; 0 if only some rows are computed at a time, None without
-        a cast."""
+        """The bytes of an element before its kernel casts it; 0 if only some rows are computed at once, None without a
+        cast."""
         return None
 
     def inputs(self) -> tuple[File, ...]:
