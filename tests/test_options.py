@@ -183,7 +183,7 @@ def test_a_guessed_name_of_an_error_leads_to_the_one_that_there_is() -> None:
 
 
 def test_dtypes_for_some_tensors_lead_to_the_way_to_keep_theirs() -> None:
-    way = "To leave some tensors unchanged, use exclude=GLOB, graft='INPUT:GLOB'"
+    way = "To leave some tensors of a conversion unchanged, use exclude=GLOB, graft='INPUT:GLOB'"
     for dtype in ({"*norm*": "fp32"}, "*norm*=fp32", "bf16,fp32"):
         with pytest.raises(UsageError, match="dtype") as caught:
             Options(dtype=dtype)  # type: ignore[arg-type]

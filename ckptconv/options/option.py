@@ -254,9 +254,6 @@ def checked(
 
         @functools.wraps(function)
         def call(*args: Any, **keywords: Any) -> Any:
-            lacks = {*own_names[len(args) : needed]}.difference(keywords)
-            if lacks or not (code.co_flags & _TAKES_MORE or len(args) <= len(in_order)):
-                raise import_module(_WORDS).miscounted(public_name, in_order, len(args), lacks, instead)
             for name in [name for name in formers if name in keywords and name not in known]:
                 option = formers[name]
                 if option.name in keywords:
@@ -269,6 +266,9 @@ def checked(
                     raise import_module(_WORDS).unknown(name, known, public_name, instead, value)
                 if name in table:
                     keywords[name] = table[name].parse(value)
+            lacks = {*own_names[len(args) : needed]}.difference(keywords)
+            if lacks or not (code.co_flags & _TAKES_MORE or len(args) <= len(in_order)):
+                raise import_module(_WORDS).miscounted(public_name, in_order, len(args), lacks, instead)
             return function(*args, **keywords)
 
         if open_ended:

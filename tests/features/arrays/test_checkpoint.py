@@ -531,7 +531,7 @@ def test_an_option_of_convert_is_refused_with_what_to_do_instead(tmp_path: Path)
         with pytest.raises(UsageError, match=f"has no option {option}, unlike convert") as caught:
             call(tmp_path / "x.pt", **{option: "x"})
         assert advice in caught.value.hint
-        assert "its options are alone, " in caught.value.message
+        assert " has alone, " in caught.value.message
     with pytest.raises(UsageError, match="There is no option 'zzz'"):
         ckptconv.open(tmp_path / "x.pt", zzz=1)  # type: ignore[call-overload]
 

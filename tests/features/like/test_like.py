@@ -548,7 +548,7 @@ def test_small_files_are_copied_unless_that_is_not_wanted(source: Path, referenc
     (source.parent / "vocab.txt").write_bytes(b"mine")
     report = convert(source, tmp_path / "out", like=reference, **VERIFIED)
     assert not (tmp_path / "out" / "vocab.txt").exists()
-    assert any(f"of {reference}" in note for note in report.notes)
+    assert any(f"from {reference}" in note for note in report.notes)
     convert(source, tmp_path / "both", like=reference, copy_config=True, **VERIFIED)
     assert (tmp_path / "both" / "config.json").read_bytes() == EXTRAS["config.json"], "the reference's go first"
     assert (tmp_path / "both" / "vocab.txt").read_bytes() == b"mine"

@@ -179,7 +179,7 @@ def test_a_step_in_the_place_of_its_run_is_told_to_be_one(run: Path, monkeypatch
     assert warning not in done(thin(run, "--keep-last", 2)).err
     for words in ((), ("--yes",), ("--keep-last", 2)):
         removing = f"To remove this step alone: ckptconv thin {run} --remove checkpoint-100"
-        thin(run / "checkpoint-100", *words).refused(2, "where the directory of a run was expected.", removing)
+        thin(run / "checkpoint-100", *words).refused(2, "but the directory of a run was expected.", removing)
     done(thin(run, "--remove", "checkpoint-100", "--yes"))
     assert not (run / "checkpoint-100").exists()
 

@@ -47,8 +47,7 @@ def formats() -> tuple[Format, ...]:
 
 @functools.cache
 def telling() -> tuple[str, ...]:
-    """Return endings of names that only parts of quantized weights have: a part with one and without its weight is an
-    error."""
+    """Return endings of names that only parts of quantized weights have. Such a part without a weight is an error."""
     return (*table.TELLING, *(ending for dialect in _every() for ending in dialect.telling))
 
 
@@ -60,8 +59,7 @@ def methods() -> Mapping[str, Speaking]:
 
 @functools.cache
 def not_read() -> Mapping[str, tuple[str, str]]:
-    """Return the endings of names of parts that no dialect reads: the kind of these weights, and a program that reads
-    them."""
+    """Return the kind of weights with parts that no dialect reads, and a program that reads them, by ending."""
     read = {name[1:] for format_ in formats() for name in _names(format_)}
     return {ending: reason for ending, reason in table.NOT_READ.items() if ending not in read}
 
