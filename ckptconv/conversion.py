@@ -20,6 +20,7 @@ from ckptconv.options.table import OPTIONS, Options
 from ckptconv.outputs.kinds import NAMED, check_options, entry_of
 from ckptconv.outputs.planning import Output, planned
 from ckptconv.outputs.targets import Target, check_spool, named_outputs, nearest_directory, of_part, targets_of
+from ckptconv.pickles.nodes import Opaque
 from ckptconv.process import no_garbage, settled
 from ckptconv.publish.jobs import executing
 from ckptconv.publish.producing import produce
@@ -99,9 +100,11 @@ def convert(
             if not targets and not isinstance(source, Source) and is_pipe(normalize(source)):
                 raise UsageError("Input from a pipe requires OUTPUT: a directory, or a name that ends in .safetensors.")
             sources = fitted(all_opened(source, chosen, holds), source, chosen, holds)
-            if not targets:
-                from ckptconv.outputs.default_names import default_output, suffix_of
+            if not targets or isinstance(sources[0].weights, Opaque):
+                from ckptconv.outputs.default_names import check_tensors, default_output, suffix_of
 
+                check_tensors(sources[0], is_named=bool(targets))
+            if not targets:
                 path = source.path if isinstance(source, Source) else normalize(source)
                 place = Location(path, dict(chosen.storage_options))
                 beside_it = default_output(sources[0], place, suffix_of(chosen.to))

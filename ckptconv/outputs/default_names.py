@@ -27,17 +27,23 @@ def suffix_of(to: str) -> str:
     return next((ending for kind in NAMED[to] for ending in KINDS[kind].suffixes), "") if to else model_files.SUFFIX
 
 
+def check_tensors(source: Source, is_named: bool) -> None:
+    """Raise UsageError for a file for torch.load without a tensor if it is one object, or if OUTPUT is not named."""
+    state, hint = source.weights, "a structure record keeps them if you name an OUTPUT."
+    if isinstance(state, Opaque):
+        is_named, hint = False, "for a model in the same directory, give the directory as INPUT."
+    if source.family == model_files.TORCH and not is_named and not any(map(is_tensor, walk(state))):
+        problem = f": it is an object of {state.name}" if isinstance(state, Opaque) else " to write next to it"
+        raise UsageError(f"{source.path} holds no tensor{problem}.", f"ckptconv inspect shows its values; {hint}")
+
+
 def default_output(source: Source, typed: Location, suffix: str = model_files.SUFFIX) -> str:
     """Return the path of an output without a name: next to the input, which the user gave as `typed`. It is one file if
     `suffix` is another one than that of safetensors.
 
     The output of an input from the hub is written to the current directory. Raise UsageError for an input in
-    safetensors, whose output would have the same name, and for one without a tensor, which is no model.
+    safetensors, whose output would have the same name.
     """
-    if source.family == model_files.TORCH and not any(map(is_tensor, walk(source.weights))):
-        cls = f": it is an object of {source.weights.name}" if isinstance(source.weights, Opaque) else ""
-        hint = "ckptconv inspect shows its values; a structure record keeps them if you name an OUTPUT."
-        raise UsageError(f"{source.path} holds no tensor to write next to it{cls}.", hint)
     if suffix != model_files.SUFFIX:
         return _one_file(typed, suffix)
     is_directory = typed.at(source.path).kind == "directory"
