@@ -34,8 +34,10 @@ if TYPE_CHECKING:
 
 def _instead(option: str, close: Iterable[str], ctx: Any) -> str:
     """Suggest what to type instead of `option`, which the command of `ctx` does not have."""
-    # Without the dashes that begin them all, and make short ones look alike.
-    close = difflib.get_close_matches(option.lstrip("-"), [near.lstrip("-") for near in close], cutoff=0.7)
+    # Without the dashes that begin them all, and make short ones look alike; the opposite is not what is meant.
+    opposite = option[5:] if option.startswith("--no-") else f"no-{option[2:]}"
+    names = [near.lstrip("-") for near in close if near.lstrip("-") != opposite]
+    close = difflib.get_close_matches(option.lstrip("-"), names, cutoff=0.7)
     options = _options_of(ctx.command)
     begun = [name.lstrip("-") for name in sorted(options) if len(option) > 4 and name.startswith(option)]
     close = close if any(name in close for name in begun) else begun[:3] or close

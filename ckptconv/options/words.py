@@ -10,8 +10,8 @@ from types import MappingProxyType
 from typing import Any
 
 from ckptconv.errors import CkptconvError, UsageError
-from ckptconv.options.registered import missing
-from ckptconv.process import lacking
+from ckptconv.options.registered import FEATURES, missing
+from ckptconv.process import lacking, of_feature
 from ckptconv.text import brief
 
 # The table of the options of `convert`, which imports this module.
@@ -25,7 +25,7 @@ WORDS = {
     "--bf16 --bfloat16": "Use --dtype bf16.",
     "--fp16 --float16 --half": "Use --dtype fp16.",
     "--fp32 --float32 --float": "Use --dtype fp32.",
-    "--force -f --replace --yes -y --exist-ok": (
+    "--force -f --replace --yes -y --exist-ok --overwrite-output-dir": (
         "Use --overwrite to replace files of other programs; ckptconv replaces its own outputs without it."
     ),
     "--device --gpu --cuda --cpu --device-map": "ckptconv uses no device: it copies tensors from file to file.",
@@ -34,34 +34,22 @@ WORDS = {
         + ("." if missing("inert") else "; --inert converts the tensors of malicious files too.")
     ),
     "--num-workers --workers --threads --num-threads --max-workers --num-proc --nproc --parallel -j": "Use --jobs N.",
-    "--shard-size --shards --num-shards --split-max-size --max-file-size": "Use --max-shard-size SIZE.",
-    "--progress": "Progress is shown by default; --no-progress turns it off.",
+    "--shard-size --export-size --shards --num-shards --split-max-size --max-file-size": "Use --max-shard-size SIZE.",
+    "--progress --progressbar --progress-bar": "Progress is shown by default; --no-progress turns it off.",
     "--cast --precision --torch-dtype --outtype --output-dtype --data-type": "Use --dtype, such as --dtype bf16.",
     "--region --endpoint-url --endpoint --profile --anon --no-sign-request": (
         "Use --storage-options JSON, or environment variables such as AWS_ENDPOINT_URL and AWS_PROFILE."
     ),
-    "--revision --branch": "Put the revision into the URL: hf://organization/model@revision.",
     "--from --from-format --input-format --source-format --model-type --loader": "The format of the input is detected.",
     "--to-format --format --output-format --target-format --output-type --save-format --saver": "Use --to KIND.",
     "--format --output-format --output-type": "Use --json for output that programs read.",
-    "--push-to-hub --hub-model-id --repo-id --upload --repo": "Write a directory with --for-hub, then `hf upload`.",
-    "--token --hf-token --use-auth-token": "Set HF_TOKEN, or run: hf auth login.",
     "--skip-existing --if-needed --no-overwrite": "--no-clobber replaces nothing; --depfile lets make skip.",
     "--resume --continue": "The same command continues an interrupted conversion.",
-    "--tp --tensor-parallel-size --tp-size --target-tp --pp --pipeline-parallel-size --ep --world-size "
-    "--target-tensor-parallel-size --target-pipeline-parallel-size": (
-        "Outputs are not split by rank: programs split whole files when they load them."
-    ),
-    "--no-optimizer --no-optim --model-only --only-model --only-weights": (
-        "DeepSpeed and DCP steps give only the weights; for a .pt file, use --key model or --exclude 'optimizer.*'."
-    ),
     "--weights-only": "ckptconv runs no code from files; --key model selects the weights without optimizer states.",
-    "--optimizer-only --only-optimizer": "--optimizer PATH without OUTPUT writes only the states.",
     "--use-ema --ema-weights": "Use --key PATH for other weights, such as --key ema; ckptconv inspect lists the keys.",
-    "--load-optimizer --include-optimizer --with-optimizer --save-optimizer": "Use --optimizer PATH for the states.",
     "--in-place --inplace --delete --remove-source": "Inputs are never changed or removed.",
-    "--filter --pattern --select --only": "Use --include GLOB.",
-    "--skip-keys --skip --ignore --drop": "Use --exclude GLOB.",
+    "--filter --pattern --allow-patterns --include-patterns --select --only": "Use --include GLOB.",
+    "--skip-keys --skip --ignore --ignore-keys --ignore-patterns --exclude-patterns --drop": "Use --exclude GLOB.",
     "--no-metadata": "Use --no-structure.",
     "--variant": "Use --dtype. Output names have no variant; a variant is read if it is the only one.",
     "--log-level --debug --log --log-file --logfile": "Use --verbose; 2> FILE writes the messages to a file.",
@@ -109,7 +97,9 @@ def unknown(
     close = difflib.get_close_matches(name, known, cutoff=0.7)
     meant = f"Did you mean {' or '.join(close)}?" if close else ""
     word = f"--{name.replace('_', '-')}"
-    for advice in (text for words, text in WORDS.items() if word in words.split()):
+    tables = (getattr(of_feature(feature, "options"), "OTHER_OPTIONS", {}) for feature in FEATURES)
+    every = (pair for table in (WORDS, *tables) for pair in table.items())
+    for advice in (text for words, text in every if word in words.split() and words[0] == "-"):
         text = re.sub(r"--([\w-]+)", lambda flag: flag[1].replace("-", "_"), advice)
         named = re.findall(r"--([\w-]+)", advice)
         meant = text if {flag.replace("-", "_") for flag in named}.issubset(known) else meant

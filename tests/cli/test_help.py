@@ -212,23 +212,19 @@ def test_options_of_other_programs_are_said_what_they_are_here() -> None:
         "--device": "ckptconv uses no device",
         **{option: text for table in of_features("OTHER_OPTIONS") for option, text in table.items()},
         "--num-workers": "Use --jobs N.",
+        "--progressbar": "Progress is shown by default",
+        "--overwrite-output-dir": "Use --overwrite",
+        "--export-size": "Use --max-shard-size",
+        "--ignore-patterns": "Use --exclude GLOB",
         "--progress": "Progress is shown by default; --no-progress turns it off.",
         "--outtype": "Use --dtype",
-        "--push-to-hub": "hf upload",
-        "--token": "HF_TOKEN",
         "-d": "OUTPUT is named after INPUT.",
         "--safe": "ckptconv runs no code from files",
-        "--pp": "when they load them",
-        "--target-tensor-parallel-size": "when they load them",
-        "--target-pipeline-parallel-size": "when they load them",
-        "--no-optim": "for a .pt file, use --key model or --exclude 'optimizer.*'",
         "--weights-only": "ckptconv runs no code from files; --key model selects the weights",
-        "--optimizer-only": "--optimizer PATH without OUTPUT writes only the states",
         "--use-ema": "such as --key ema",
         "--variant": "Use --dtype. Output names have no variant",
         "--delete": "Inputs are never changed or removed.",
         "--filter": "Use --include GLOB.",
-        "--load-optimizer": "Use --optimizer PATH",
         "--num-proc": "Use --jobs N.",
         "--save-format": "Use --to KIND.",
         "--log-file": "2> FILE",
@@ -240,6 +236,13 @@ def test_options_of_other_programs_are_said_what_they_are_here() -> None:
     assert "--quantize" not in ckptconv_here("convert", "x.pt", "--dtype", "float64").refused(
         2, "not a supported output dtype"
     )
+
+
+def test_the_opposite_of_an_option_is_not_what_was_meant() -> None:
+    for option in ("--no-verify", "--no-dry-run", "--fsync", "--structure"):
+        assert "Did you mean" not in ckptconv_here("convert", "x.pt", option).refused(
+            2, f"There is no option {option}."
+        )
 
 
 def test_the_example_of_a_short_help_is_of_its_own_command() -> None:

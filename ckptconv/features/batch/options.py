@@ -8,7 +8,11 @@ from ckptconv.options.option import Given, option
 
 # Words of other programs for it, and an option of theirs that other commands have not.
 OTHER_WORDS = {"convert --output-dir DIR": ("batch", "convert-all")}
-OTHER_OPTIONS = {"--output-dir": "Specify OUTPUT last. ckptconv convert writes one output per input."}
+OTHER_OPTIONS = {
+    "--output-dir": "Specify OUTPUT last. ckptconv convert writes one output per input.",
+    "--out-dir --outdir --save-dir --save-directory --export-dir --target-dir --local-dir --out-path --output-model "
+    "--output-model-path --save-merged": "Name OUTPUT last.",
+}
 
 
 class BatchOptions(Given):

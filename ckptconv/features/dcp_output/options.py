@@ -60,6 +60,10 @@ OTHER_OPTIONS = {
         "Programs split safetensors when they load them. Checkpoints of torch.distributed.checkpoint and "
         "Megatron-core load on any number of ranks; --chunks N splits their tensors for N ranks."
     ),
-    "--load-dir --save-dir --load --save": "Name INPUT first, then OUTPUT: they have no options.",
+    "--tp --tensor-parallel-size --tp-size --target-tp --pp --pipeline-parallel-size --ep --world-size "
+    "--target-tensor-parallel-size --target-pipeline-parallel-size": (
+        "Outputs are not split by rank: programs split whole files when they load them."
+    ),
+    "--load-dir --load --save": "Name INPUT first, then OUTPUT.",
     "--reset-optimizer --new-optimizer": "--to dcp writes optimizer states only with --states: leave out --states.",
 }

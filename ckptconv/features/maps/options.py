@@ -62,5 +62,5 @@ COMPLETED = {"map": _names}
 # Options of torchtitan's scripts of conversion.
 OTHER_OPTIONS = {
     "--model-name --model-flavor": "Use --map NAME, with one of those that `ckptconv maps` lists.",
-    "--export-dtype": "Use --dtype, such as --dtype bf16.",
+    "--export-dtype --merge-dtype --save-dtype --save-precision": "Use --dtype, such as --dtype bf16.",
 }

@@ -16,7 +16,12 @@ OTHER_WORDS = {
 # Messages on options of other programs.
 OTHER_OPTIONS = {
     "--alpha --lora-alpha --scale --scaling --weight --weights": f"{SCALING} --adapter selects one of several.",
-    "--base --base-model --adapter --lora --merge-weights": "Merge adapters with: ckptconv merge BASE ADAPTER OUTPUT.",
+    "--base --base-model --base-model-path --base-model-name-or-path --adapter --adapter-path --adapter-name-or-path "
+    "--adapter-model --peft-model --peft-model-id --lora --lora-path --lora-model --lora-weights --merge-lora "
+    "--merge-and-unload --merge-weights": "Merge adapters with: ckptconv merge BASE ADAPTER OUTPUT.",
+    "merge --r --rank --lora-r --lora-rank --use-rslora --use-dora --fan-in-fan-out --target-modules --lora-dropout": (
+        "merge reads it from the adapter's adapter_config.json."
+    ),
 }
 # The commands that print the report of a conversion.
 OF_CONVERSIONS = ("merge",)

@@ -55,8 +55,12 @@ OTHER_WORDS = {
     "convert --dequantize": ("dequantize", "dequantise", "dequant"),
 }
 OTHER_OPTIONS = {
-    "--fp8 --int4 --int8 --quantise --quantization --quant --q4 --q8 --nf4 --bits --load-in-4bit --load-in-8bit": (
-        "Use --quantize, such as --quantize fp8-block."
+    "--fp8 --quantise --quantization --quant --bits --quantization-bit --export-quantization-bit": (
+        "Use --quantize, such as --quantize fp8-block for 8 bits, or int4-g32 for 4 bits."
+    ),
+    "--int8 --q8 --load-in-8bit": "Use --quantize fp8-block or mxfp8 for 8 bits.",
+    "--int4 --q4 --nf4 --load-in-4bit --bnb-4bit-quant-type --bnb-4bit-use-double-quant": (
+        "Use --quantize int4-g32, mxfp4 or nvfp4 for 4 bits."
     ),
     "--group-size --groupsize --q-group-size --block-size": (
         "The format determines it: --quantize int4-g32 and mxfp4 have groups of 32, nvfp4 has groups of 16, and "

@@ -32,7 +32,7 @@ GIVEN = UniversalOptions
 OTHER_WORDS = {"convert --to universal": ("universal",)}
 # Options of DeepSpeed's ds_to_universal.py.
 OTHER_OPTIONS = {
-    "--input-folder --output-folder": "Name both without options: ckptconv convert INPUT OUTPUT --to universal.",
+    "--input-folder --output-folder": "Name INPUT first, then OUTPUT.",
     "--num-extract-workers --num-merge-workers": "Use --jobs N.",
     "--no-strict": "The checks of INPUT cannot be turned off.",
 }

@@ -35,4 +35,9 @@ class VocabularyOptions(Given):
 GIVEN = VocabularyOptions
 # Other words for it, as commands and as options.
 OTHER_WORDS = {"convert --vocab N": ("resize", "resize-vocab", "resize-embeddings")}
-OTHER_OPTIONS = {"--vocab-size --true-vocab-size": "Use --vocab N."}
+OTHER_OPTIONS = {
+    "--vocab-size --true-vocab-size": "Use --vocab N.",
+    "--resize-token-embeddings --new-num-tokens --pad-to-multiple-of": (
+        "--vocab N keeps the first N rows of the embeddings and the head; rows cannot be added."
+    ),
+}

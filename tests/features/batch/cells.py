@@ -35,3 +35,5 @@ AGAIN_THERE = ["convert b.pt --output-dir {place}"]
 WRITTEN: dict[str, tuple[str, tuple[object, ...]]] = {
     "output-dir": ("x", ("convert", "MODEL", "--output-dir", "PATH")),
 }
+# Options of other programs, and the advice.
+OTHER_OPTIONS = {"--out-dir": "Name OUTPUT last.", "--save-directory": "Name OUTPUT last."}

@@ -10,6 +10,19 @@ ACCEPTED_VALUES: dict[str, tuple[Any, Any, list[Any]]] = {"copy_config": (None, 
 REFUSED_VALUES: dict[str, list[Any]] = {"copy_config": [1, "yes", "auto"]}
 ROWS_OF_KINDS: dict[str, tuple[Any, ...]] = {"copy_config": ("shss", {"copy_config": True}, (("rename", "^l1=q"),))}
 # Options that other programs do not have, and the advice on what is alike.
-OTHER_OPTIONS = {"--copy": "Did you mean --copy-config?"}
+OTHER_OPTIONS = {
+    "--copy": "Did you mean --copy-config?",
+    "--copy-tokenizer": "Use --copy-config: it copies the tokenizer too.",
+    "--push-to-hub": "hf upload",
+    "--commit-message": "hf upload",
+    "--token": "HF_TOKEN",
+    "--model-name-or-path": "Name INPUT first.",
+    "--no-safe-serialization": "give OUTPUT a name that ends in .bin",
+    "--use-safetensors": "The name of OUTPUT selects the format",
+    "--tie-word-embeddings": "stored once, as with --tied alias",
+    "--untie": "Use --tied duplicate",
+    "--mmap": "does not load a whole model into memory",
+    "--subfolder": "hf://organization/model/folder",
+}
 # Words of a command that succeeds, and what of others it replaces.
 DONE: dict[str, set[str]] = {"convert a.pt configured --copy-config": set()}

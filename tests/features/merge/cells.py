@@ -64,7 +64,9 @@ WAYS: dict[str, list[list[str]]] = {
 LACKING = [("merge a b", "at least one ADAPTER")]
 # What people call it, and options of other programs.
 MEANT = {"merge-lora": "merge"}
-OTHER_OPTIONS = dict.fromkeys(("--base", "--merge-weights"), "ckptconv merge BASE ADAPTER OUTPUT")
+OTHER_OPTIONS = dict.fromkeys(
+    ("--base", "--merge-weights", "--adapter-name-or-path"), "ckptconv merge BASE ADAPTER OUTPUT"
+)
 
 
 # --------------------------------------------------------------------------------------------------- what is replaced

@@ -17,3 +17,12 @@ REFUSED = "convert train.pt new --order notes.md --manifest notes.md --overwrite
 def make_like(here: Path) -> None:
     """Write an order of parameters."""
     (here / "order.txt").write_text("l1.weight")
+
+
+# Options of other programs, and the advice.
+OTHER_OPTIONS = {
+    "--no-optim": "for a .pt file, use --key model or --exclude 'optimizer.*'",
+    "--skip-optimizer": "use --key model",
+    "--optimizer-only": "--optimizer PATH without OUTPUT writes only the states",
+    "--load-optimizer": "Use --optimizer PATH",
+}

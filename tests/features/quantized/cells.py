@@ -290,7 +290,13 @@ MADE: dict[str, tuple[Plant, list[str]]] = {
 
 # Words in the place of a command, and what is meant; options of other programs, and what is said.
 MEANT = {"quantize": "convert --quantize fp8-block", "dequantize": "convert --dequantize"}
-OTHER_OPTIONS = {"--int4": "Use --quantize", "--group-size": "--quantize int4-g32 and mxfp4 have groups of 32"}
+OTHER_OPTIONS = {
+    "--int4": "Use --quantize int4-g32, mxfp4 or nvfp4 for 4 bits.",
+    "--load-in-4bit": "int4-g32",
+    "--load-in-8bit": "Use --quantize fp8-block or mxfp8 for 8 bits.",
+    "--quant": "fp8-block for 8 bits, or int4-g32 for 4 bits",
+    "--group-size": "--quantize int4-g32 and mxfp4 have groups of 32",
+}
 SAID = [
     ("convert model.pt x --quantize fp8", 2, "Did you mean fp8-block or fp8-block-ue8m0 or fp8-dynamic?"),
     ("convert model.pt x --quantize w4a16", 2, "Did you mean int4-g32?"),

@@ -92,7 +92,7 @@ def _made(source: Path, output: str) -> dict[str, Any]:
 
 
 OTHER_OPTIONS = {
-    "--input-folder": "ckptconv convert INPUT OUTPUT --to universal",
+    "--input-folder": "Name INPUT first, then OUTPUT.",
     "--num-extract-workers": "Use --jobs N",
 }
 RECORDED = {"universal": _made}

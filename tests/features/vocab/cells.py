@@ -35,3 +35,5 @@ ROWS_OF_KINDS: dict[str, tuple[Any, ...]] = {"vocab": ("hhrr", {"vocab": 2}, (),
 
 # What people call it, and how it is written.
 MEANT = {"resize": "convert --vocab N"}
+# Options of other programs, and the advice.
+OTHER_OPTIONS = {"--resize-token-embeddings": "--vocab N keeps the first N rows"}
