@@ -918,6 +918,16 @@ def test_any_adapter_is_merged_and_verified_or_refused(tensors: Any, words: dict
         assert load_file("out/model.safetensors").keys() >= BASE.keys()
 
 
+def test_options_of_other_programs_are_said_what_they_are_in_merge() -> None:
+    for option, said in {
+        "--lora-r": "merge reads it from the adapter's adapter_config.json.",
+        "--safe-serialization": "The output is safetensors.",
+        "--no-safe-serialization": "ckptconv safetensors2pt converts it to a file for torch.load",
+        "--out-dir": "Name OUTPUT last.",
+    }.items():
+        ckptconv_here("merge", "base", "adapter", option, "out").refused(2, f"There is no option {option}.", said)
+
+
 def test_a_weight_of_an_adapter_stands_in_its_configuration(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no option 'weights'.* multiply lora_alpha there by the weight"):
         merge(tmp_path / "base", tmp_path / "adapter", tmp_path / "out", weights=[0.5])  # type: ignore[call-arg]

@@ -297,6 +297,8 @@ OTHER_OPTIONS = {
     "--quant": "fp8-block for 8 bits, or int4-g32 for 4 bits",
     "--group-size": "--quantize int4-g32 and mxfp4 have groups of 32",
 }
+# In Python too.
+MISSPELT = [("convert", "load_in_4bit", "Use quantize int4-g32")]
 SAID = [
     ("convert model.pt x --quantize fp8", 2, "Did you mean fp8-block or fp8-block-ue8m0 or fp8-dynamic?"),
     ("convert model.pt x --quantize w4a16", 2, "Did you mean int4-g32?"),
