@@ -385,8 +385,8 @@ class _Layers(TypedDict, total=False):
     the layers that predict further tokens (mtp)."""
 
     config: str | os.PathLike[str] | None
-    """The configuration of the model, if no config.json is next to the checkpoint. The output of a part contains it as
-    config.json."""
+    """The configuration of the model, or of the component alone, if no config.json next to the checkpoint has it. The
+    output of a part contains it as config.json."""
 
     vocab: int | str | None
     """Convert only the first N rows of embeddings and head. Rows are not added: only --to megatron pads embeddings."""

@@ -22,7 +22,7 @@ from ckptconv.features.model_parts import patterns
 from ckptconv.features.model_parts.facts import Facts
 from ckptconv.features.model_parts.numbers import text_of
 from ckptconv.features.model_parts.rules import KINDS, MLPS, PERIODIC, PERIODS, RULES, in_period
-from ckptconv.text import brief
+from ckptconv.text import brief, some
 
 # Words of lists that have nothing to do with layers; of rules over the numbers of layers, and of
 # computing with them.
@@ -50,19 +50,22 @@ _TIED = "tie_word_embeddings"
 _SHARED = ("dtype", "torch_dtype", _TIED, "transformers_version", *QUANTIZING)
 
 
-def edited(config: Mapping[str, Any], facts: Facts) -> Edited:
+def edited(config: Mapping[str, Any], facts: Facts, path: str = "") -> Edited:
     """Return `config` as it is true of a part with these `facts`. Raise UsageError for a fact that it cannot state,
-    CorruptError for a value that is not true of the model."""
+    CorruptError for a value that is not true of the model. A file at `path` that the user gave for it may have the
+    configuration of the component alone."""
     editor = _Editor(facts)
     component = facts.renaming.component
-    if component in ("text", "vision"):
-        key = key_of(component, config)
-        if not key:
-            raise UsageError(
-                f"config.json has no configuration of its {component} component, such as {component}_config.",
-                "Give the configuration of the component with --config FILE, or omit it from the output with "
-                "--no-copy-config.",
-            )
+    key = key_of(component, config) if component in ("text", "vision") else ""
+    if component in ("text", "vision") and not key and (not path or _components(config)):
+        others = f", but {some(_components(config), form=str)}" if _components(config) else ""
+        raise UsageError(
+            f"{path or 'config.json'} has no configuration of its {component} component, such as {component}_config"
+            f"{others}.",
+            f"Write the configuration of the {component} component alone, as of a model of its own, with its "
+            "model_type, to a file, and give it with --config FILE; or omit it from the output with --no-copy-config.",
+        )
+    if key:
         editor.rows.append(Row(WHOLE, "configuration of the whole model", key))
         shared = {name: config[name] for name in _SHARED if name in config and name not in config[key]}
         is_said = component == "text" and (_TIED in config or _TIED in config[key])
@@ -73,6 +76,14 @@ def edited(config: Mapping[str, Any], facts: Facts) -> Edited:
         if "architectures" not in config:
             editor.notes.append(f"{key} has no architectures: AutoModel uses its model_type.")
     return editor.edited(editor.of(config))
+
+
+def _components(config: Mapping[str, Any]) -> list[str]:
+    """Return the keys of the configurations of components in that of a whole model."""
+    text = key_of("text", config)
+    return [
+        key for key, value in config.items() if isinstance(value, Mapping) and (key == text or counts.OTHER.search(key))
+    ]
 
 
 class _Editor(Editor):

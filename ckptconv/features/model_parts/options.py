@@ -72,8 +72,8 @@ class PartOptions(Given):
     )
     config: str = option(
         PATH,
-        "The configuration of the model, if no config.json is next to the checkpoint. The output of a part contains it "
-        "as config.json.",
+        "The configuration of the model, or of the component alone, if no config.json next to the checkpoint has it. "
+        "The output of a part contains it as config.json.",
         metavar="FILE",
         group=TAKE,
     )

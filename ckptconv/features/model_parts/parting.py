@@ -79,7 +79,7 @@ def _parted(chosen: Selected, source: Source, options: Options, reference: Selec
 
     def step(config: Mapping[str, Any]) -> Edited:
         # The configuration of codes goes where the weights are others.
-        return edited(changed(config, Change(plain=is_other)), cut_part.facts)
+        return edited(changed(config, Change(plain=is_other)), cut_part.facts, part.path)
 
     chosen_part = configured(chosen_part, source, step, is_told=bool(part.options))
     if part.codes is None or is_other or source.config is None or source.reference is not None:

@@ -123,6 +123,28 @@ def test_a_component_has_its_own_names_and_configuration(tmp_path: Path) -> None
     assert "model.layers.0.mlp.up_proj.weight" in found
 
 
+def test_a_configuration_without_that_of_the_component_is_met_with_what_to_give(tmp_path: Path) -> None:
+    shapes, config = models.seeing()
+    own = {**config["text_config"], "model_type": "speaker"}
+    flat = {**own, "vision_config": config["vision_config"]}
+    models.save(tmp_path / "m", shapes, flat)
+    (tmp_path / "own.json").write_text(json.dumps(own))
+    for given, named in (({}, "config.json"), ({"config": tmp_path / "m" / "config.json"}, str(tmp_path / "m"))):
+        with pytest.raises(
+            UsageError, match=r"no configuration of its text component, .* but vision_config"
+        ) as refused:
+            ckptconv.convert(tmp_path / "m", tmp_path / "text", component="text", **given)  # type: ignore[arg-type]
+        assert refused.value.message.startswith(named)
+        assert "Write the configuration of the text component alone" in refused.value.hint
+    # The configuration of the component alone, as the hint asks for.
+    _, told, _ = converted(tmp_path / "m", tmp_path / "text", component="text", config=str(tmp_path / "own.json"))
+    assert told == own
+    _, told, _ = converted(
+        tmp_path / "m", tmp_path / "part", component="text", layers="2", config=tmp_path / "own.json"
+    )
+    assert told["num_hidden_layers"] == 1
+
+
 def test_who_asks_for_a_component_by_its_key_is_told_the_option(tmp_path: Path) -> None:
     shapes, config = models.seeing()
     models.save(tmp_path / "m", {name.removeprefix("model."): shape for name, shape in shapes.items()}, config)
