@@ -92,6 +92,9 @@ class Report(Shown):
     bytes_verified: int = 0
     """Bytes of tensors compared with the input after writing, with --verify."""
 
+    dtype: str = ""
+    """The --dtype of the conversion; empty without a cast."""
+
     reused: int = 0
     """Files that an interrupted run had finished, and that were taken over."""
 

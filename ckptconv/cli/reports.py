@@ -67,7 +67,10 @@ def of_conversion(report: Report, verbose: bool) -> list[str]:
         extra = f"; checking read another {format_size(report.extra_bytes)}" if report.extra_bytes else ""
         lines.append(f"the checksums of {count_of(report.checksums, 'storage')} are correct{extra}")
     if report.bytes_verified:
-        lines.append(f"verified: {format_size(report.bytes_verified)} match the source bit for bit")
+        ways = (report.averaged, report.adapters, report.deltas, report.dequantized, report.quantized)
+        how = "the values computed from the source" if any(ways) else "the source"
+        how = f"the source as cast to {report.dtype}," if report.dtype and not any(ways) else how
+        lines.append(f"verified: {format_size(report.bytes_verified)} match {how} bit for bit")
     if report.reused:
         lines.append(f"{count_of(report.reused, 'file')} reused from an interrupted run")
     if report.part and not report.dry_run:

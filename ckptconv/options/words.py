@@ -20,7 +20,6 @@ _NO_WORDS: Mapping[str, str] = MappingProxyType({})
 WORDS = {
     "-o --out --output --output-file --outfile --output-path --save-path --dst": "Name OUTPUT last.",
     "-i --input --input-dir --checkpoint --checkpoint-dir --checkpoint-path --ckpt --model --src": "Name INPUT first.",
-    "--step --iteration --global-step": "Give the directory of the step; for a DeepSpeed run, use --tag TAG.",
     "-d": "Did you mean --dtype or --verbose? OUTPUT is named after INPUT.",
     "--bf16 --bfloat16": "Use --dtype bf16.",
     "--fp16 --float16 --half": "Use --dtype fp16.",
@@ -29,10 +28,6 @@ WORDS = {
         "Use --overwrite to replace files of other programs; ckptconv replaces its own outputs without it."
     ),
     "--device --gpu --cuda --cpu --device-map": "ckptconv uses no device: it copies tensors from file to file.",
-    "--trust-remote-code --no-weights-only --unsafe --safe": (
-        "ckptconv runs no code from files, so it needs no trust"
-        + ("." if missing("inert") else "; --inert converts the tensors of malicious files too.")
-    ),
     "--num-workers --workers --threads --num-threads --max-workers --num-proc --nproc --parallel -j": "Use --jobs N.",
     "--shard-size --export-size --shards --num-shards --split-max-size --max-file-size": "Use --max-shard-size SIZE.",
     "--progress --progressbar --progress-bar": "Progress is shown by default; --no-progress turns it off.",
@@ -43,15 +38,11 @@ WORDS = {
     "--from --from-format --input-format --source-format --model-type --loader": "The format of the input is detected.",
     "--to-format --format --output-format --target-format --output-type --save-format --saver": "Use --to KIND.",
     "--format --output-format --output-type": "Use --json for output that programs read.",
-    "--skip-existing --if-needed --no-overwrite": "--no-clobber replaces nothing; --depfile lets make skip.",
     "--resume --continue": "The same command continues an interrupted conversion.",
-    "--weights-only": "ckptconv runs no code from files; --key model selects the weights without optimizer states.",
-    "--use-ema --ema-weights": "Use --key PATH for other weights, such as --key ema; ckptconv inspect lists the keys.",
     "--in-place --inplace --delete --remove-source": "Inputs are never changed or removed.",
     "--filter --pattern --allow-patterns --include-patterns --select --only": "Use --include GLOB.",
     "--skip-keys --skip --ignore --ignore-keys --ignore-patterns --exclude-patterns --drop": "Use --exclude GLOB.",
     "--no-metadata": "Use --no-structure.",
-    "--variant": "Use --dtype. Output names have no variant; a variant is read if it is the only one.",
     "--log-level --debug --log --log-file --logfile": "Use --verbose; 2> FILE writes the messages to a file.",
     "--remove-prefix --prefix --strip": "Use --strip-prefix PREFIX.",
     "--add-prefix": "Use --rename '^=PREFIX'.",

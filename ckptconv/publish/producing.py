@@ -171,6 +171,7 @@ class _Production:
             bytes_read=sum(source.bytes_read for source in self.every) + done.tally.bytes_read + extra,
             bytes_written=sum(file.size for files in mine for file in files) - done.reused_bytes,
             bytes_verified=0 if is_inert(outputs) else done.tally.bytes_verified,
+            dtype=str(options.dtype or "").replace("keep", ""),
             reused=done.reused,
             checksums=checked,
             extra_bytes=extra,

@@ -50,6 +50,8 @@ OTHER_OPTIONS = {
     "--low-cpu-mem-usage --low-cpu-memory --low-memory --lazy-unpickle --mmap --offload-folder": (
         "ckptconv does not load a whole model into memory."
     ),
+    "--variant": "Use --dtype. Output names have no variant; a variant is read if it is the only one.",
+    "--use-ema --ema-weights": "Use --key PATH for other weights, such as --key ema; ckptconv inspect lists the keys.",
     "--subfolder": "Put the folder into INPUT, such as hf://organization/model/folder.",
     "--push-to-hub --hub-model-id --repo-id --upload --repo --commit-message --create-pr --hub-private-repo": (
         "Write a directory with --for-hub, then `hf upload`."

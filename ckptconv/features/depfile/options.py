@@ -20,3 +20,7 @@ class RuleOptions(Given):
 
 
 GIVEN = RuleOptions
+# Options of other programs.
+OTHER_OPTIONS = {
+    "--skip-existing --if-needed --no-overwrite": "--no-clobber replaces nothing; --depfile lets make skip.",
+}

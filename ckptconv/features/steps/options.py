@@ -17,4 +17,7 @@ class StepOptions(Given):
 
 GIVEN = StepOptions
 # Options of other programs, and of `steps`.
-OTHER_OPTIONS = {"--last": "Use --last-good for the last good step of a run."}
+OTHER_OPTIONS = {
+    "--last": "Use --last-good for the last good step of a run.",
+    "--step --iteration --global-step": "Give the directory of the step; for a DeepSpeed run, use --tag TAG.",
+}

@@ -31,3 +31,9 @@ ERRORS: dict[str, Any] = {
         "Inform its sender. Use --inert to convert its tensors anyway; its code does not run then either.",
     )
 }
+
+# Options of other programs, and the advice.
+OTHER_OPTIONS = {
+    "--safe": "ckptconv runs no code from files",
+    "--weights-only": "ckptconv runs no code from files; --key model selects the weights",
+}

@@ -22,6 +22,8 @@ OTHER_OPTIONS = {
     "--tie-word-embeddings": "stored once, as with --tied alias",
     "--untie": "Use --tied duplicate",
     "--mmap": "does not load a whole model into memory",
+    "--use-ema": "such as --key ema",
+    "--variant": "Use --dtype. Output names have no variant",
     "--subfolder": "hf://organization/model/folder",
 }
 # Words of a command that succeeds, and what of others it replaces.

@@ -868,6 +868,9 @@ def test_json_names_what_was_merged() -> None:
     given = adapter(factors("a", 6, 5))
     done = ckptconv_here("merge", model(), given, "out", "--json")
     assert json.loads(done.out)["adapters"] == ["adapter"]
+    if VERIFIED:
+        out = ckptconv_here("merge", model(), given, "again", "--verify", "--dtype", "bf16").out
+        assert " match the values computed from the source bit for bit" in out
 
 
 def test_a_model_to_publish_has_the_configuration_of_its_base() -> None:

@@ -18,4 +18,7 @@ READING = {"steps"}
 ACCEPTED_VALUES: dict[str, tuple[Any, Any, list[Any]]] = {"last_good": (False, True, [True])}
 OF_INPUTS = {"last_good"}
 SAID = [("steps none --all", 2, "There is no option --all. Without --last, steps lists every step.")]
-OTHER_OPTIONS = {"--last": "Use --last-good for the last good step of a run."}
+OTHER_OPTIONS = {
+    "--last": "Use --last-good for the last good step of a run.",
+    "--step": "Give the directory of the step",
+}

@@ -25,6 +25,14 @@ def test_a_file_is_not_compared_with_itself(place: Path) -> None:
         ckptconv_here("verify", name, f"./{name}").refused(2, f"{name} is both SOURCE and OUTPUT.")
 
 
+def test_a_conversion_says_as_what_the_source_was_compared(place: Path) -> None:
+    save_file(WEIGHTS, "a.safetensors")
+    for words, how in (((), "the source bit for bit"), (("--dtype", "bf16"), "the source as cast to bfloat16, bit")):
+        assert f" match {how}" in done(ckptconv_here("convert", "a.safetensors", "b", "--verify", *words)).out
+    run = ckptconv_here("convert", "a.safetensors", "c", "--verify", "--dtype", "keep")
+    assert " match the source bit for bit" in done(run).out
+
+
 @pytest.mark.skipif("pt" not in NAMED, reason="no feature writes .pt files")
 def test_two_pt_files_are_verified_as_any_source_and_output(place: Path) -> None:
     for name in ("model.pt", "other.pt"):
