@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from ckptconv.errors import UsageError
@@ -32,13 +32,18 @@ def untrue(config: Mapping[str, Any] | None, weights: Weights) -> Iterator[str]:
     Raise UsageError if all tensors to publish have the prefix of a wrapper. Code beside a model may give it any names.
     """
     before, after, tensors = weights.before, weights.after, weights.tensors
-    prefix = wrapper(tensors)
-    prefix = prefix if prefix.startswith(WRAPPERS[0]) else prefix.removesuffix(WRAPPERS[-1])
+    prefix = _wrapping(tensors)
     if weights.publishing and prefix and "auto_map" not in (config or {}):
+        whole = _wrapping(after)
+        whole = whole if whole.endswith(prefix) else whole.removesuffix(WRAPPERS[-1])
+        ends = {name.removeprefix(whole) for name in after}
+        # A prefix is removed before names are changed.
+        is_removable = whole.endswith(prefix) and ends.issuperset(name.removeprefix(prefix) for name in tensors)
+        advice = f"Give --strip-prefix {whole}" if is_removable else "Give names without it with --rename"
         raise UsageError(
             f"All names of the output begin with {prefix!r}, the prefix of a model wrapper: programs would not find "
             "the weights.",
-            f"Give --strip-prefix {prefix}, or omit --for-hub to keep the names.",
+            f"{advice}, or omit --for-hub to keep the names.",
         )
     if tensors and all(map(_NUMBERED.fullmatch, tensors)):
         yield (
@@ -71,6 +76,12 @@ def untrue(config: Mapping[str, Any] | None, weights: Weights) -> Iterator[str]:
     if said and sizes and said not in sizes and not method:
         yield f"config.json has dtype {said}, but the weights of the output are {sizes.most_common(1)[0][0]}."
     yield from _of_head(config, tensors)
+
+
+def _wrapping(names: Collection[str]) -> str:
+    """Return the prefix of wrappers that all names share, without a last `model.`, which may be a model's own."""
+    prefix = wrapper(names)
+    return prefix if prefix.startswith(WRAPPERS[0]) else prefix.removesuffix(WRAPPERS[-1])
 
 
 def _quantizations(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -29,6 +29,15 @@ def test_weights_under_the_prefix_of_a_wrapper_are_not_published(place: Path) ->
         torch.save({f"{wrapped}{EMBEDDINGS}": PLAIN[EMBEDDINGS]}, "tied.pt")
         with pytest.raises(ckptconv.UsageError, match=f"--strip-prefix {prefix}, or"):
             ckptconv.convert("tied.pt", "tied", for_hub=True)
+    # The whole prefix of the input is named, whatever was removed of it; a prefix that --rename made is not removable.
+    torch.save({f"_forward_module._orig_mod.{name}": tensor for name, tensor in PLAIN.items()}, "twice.pt")
+    for options in ({}, {"strip_prefix": "_forward_module."}, {"rename": [r"^_forward_module\.="]}):
+        with pytest.raises(ckptconv.UsageError, match=r"--strip-prefix _forward_module\._orig_mod\., or"):
+            ckptconv.convert("twice.pt", "twice", for_hub=True, **options)  # type: ignore[arg-type]
+    ckptconv.convert("twice.pt", "twice", for_hub=True, strip_prefix="_forward_module._orig_mod.")
+    torch.save(PLAIN, "plain.pt")
+    with pytest.raises(ckptconv.UsageError, match="Give names without it with --rename, or"):
+        ckptconv.convert("plain.pt", "renamed", for_hub=True, rename=["^=module."])
     # The body of a model alone has one module, and code next to a model may give it any names.
     torch.save({EMBEDDINGS: PLAIN[EMBEDDINGS]}, "body.pt")
     assert ckptconv.convert("body.pt", "body", for_hub=True).tensors == 1
