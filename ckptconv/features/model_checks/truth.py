@@ -19,6 +19,8 @@ from ckptconv.formats.wrappers import WRAPPERS, wrapper
 from ckptconv.outputs.truths import Weights
 from ckptconv.tensors.lazy import LazyTensor
 
+# The dtypes that weights are cast to.
+_CAST = ("float32", "bfloat16", "float16")
 _TIED = "tie_word_embeddings"
 # A state in torch's optimizers, which number their parameters.
 _NUMBERED = re.compile(r"(?:.*\.)?state\.\d+\.\w+")
@@ -74,7 +76,14 @@ def untrue(config: Mapping[str, Any] | None, weights: Weights) -> Iterator[str]:
             sizes[tensor.dtype.name] += tensor.nbytes // tensor.dtype.itemsize
     said = configs.dtype_of(config)
     if said and sizes and said not in sizes and not method:
-        yield f"config.json has dtype {said}, but the weights of the output are {sizes.most_common(1)[0][0]}."
+        most = sizes.most_common(1)[0][0]
+        # Of weights of several dtypes, it would cast some.
+        advice = (
+            f" With --dtype {most}, the copy of config.json has this dtype."
+            if len(sizes) == 1 and most in _CAST
+            else ""
+        )
+        yield f"config.json has dtype {said}, but the weights of the output are {most}.{advice}"
     yield from _of_head(config, tensors)
 
 

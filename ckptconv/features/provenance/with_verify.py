@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import time
 from collections.abc import Callable
 
@@ -46,6 +47,8 @@ def compared(
             why = f"{path} is a single file, whose manifest is stored separately"
         elsewhere = "" if options.manifest else " Or specify the manifest with digests: --manifest FILE."
         named = "" if is_directory else " --manifest FILE"
+        shown = shlex.join(["ckptconv", "inspect", path])
+        download = "" if manifest else f" For a download, {shown} reports missing and truncated files."
         folders = [name for name, entry in place.names.items() if entry.kind == "directory"] if is_directory else []
         inner = [name for name in folders if manifest is None and place.child(name).has_file(MANIFEST)]
         within = (
@@ -54,7 +57,7 @@ def compared(
         raise UsageError(
             f"{path} cannot be verified without its source, because digests are missing: {why}.",
             f"{within}Specify the source first: ckptconv verify SOURCE OUTPUT. A conversion with --digest "
-            f"sha256{named} writes digests.{elsewhere}",
+            f"sha256{named} writes digests.{elsewhere}{download}",
         )
     algorithm, files = manifest.members["digest"], manifest.members["files"]
     if on_total:

@@ -71,7 +71,7 @@ def warnings(here: Path, tensors: Mapping[str, torch.Tensor], config: Mapping[st
         (
             PLAIN,
             {"torch_dtype": "bfloat16"},
-            "has dtype bfloat16, but the weights of the output are float32",
+            "has dtype bfloat16, but the weights of the output are float32. With --dtype float32, the copy",
         ),
         ({**PLAIN, "norm": torch.ones(1).bfloat16()}, {"dtype": "bfloat16"}, ""),
         (PLAIN, {"dtype": "auto"}, ""),

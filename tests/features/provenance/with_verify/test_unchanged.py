@@ -121,8 +121,9 @@ def test_without_digests_the_source_is_asked_for(tmp_path: Path) -> None:
     ):
         named = "" if path.is_dir() else " --manifest FILE"
         advice = f"ckptconv verify SOURCE OUTPUT. A conversion with --digest sha256{named} writes digests."
-        with pytest.raises(UsageError, match=rf" {reason}.* {advice} .* --manifest FILE"):
+        with pytest.raises(UsageError, match=rf" {reason}.* {advice} .* --manifest FILE") as refused:
             verify(path)
+        assert ("ckptconv inspect" in refused.value.hint) is (path != tmp_path / "out")
     with pytest.raises(FileNotFoundError, match="none does not exist"):
         verify(tmp_path / "none")
     with pytest.raises(UsageError, match="OUTPUT is missing"):
