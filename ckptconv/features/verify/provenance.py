@@ -40,7 +40,7 @@ _IGNORED = frozenset({"inert"})
 _MOST_PATTERNS, _LONGEST = 1000, 4096
 # The most deltas, or checkpoints, that are read because a file names them.
 _MOST_OTHERS = 1000
-_YOURSELF = "Give the options of the conversion on the command line."
+_YOURSELF = "Specify the options of the conversion on the command line."
 
 
 class Manifest(NamedTuple):
@@ -82,12 +82,12 @@ def read_manifest(place: Location, options: Options, output: str = "") -> Manife
     for name, value in members["options"].items():
         if feature := missing(name):
             raise UsageError(
-                f"{place} says that the conversion had the option {name!r}, which needs the feature {feature}.",
-                "Verify with an installation that has it.",
+                f"{place} records the option {name!r}, which requires the feature {feature}.",
+                "Use an installation with this feature.",
             )
         if not _is_option(name, value) and (name not in known or known[name] != value):
             raise UsageError(
-                f"{place} says that the conversion had the option {name!r}: {str(value)[:100]!r}, which is not known.",
+                f"{place} records an unknown option or value: {name!r} = {str(value)[:100]!r}.",
                 _YOURSELF,
             )
     recorded = {name: value for name, value in options_of(members).items() if name not in _IGNORED}
@@ -100,7 +100,7 @@ def read_manifest(place: Location, options: Options, output: str = "") -> Manife
         paths = tuple(None if path is None else _reference(path, output) for path in way.again.paths(members))
         if "" in paths or len(paths) > _MOST_OTHERS:
             done, advice = way.again.lost
-            raise UsageError(f"{place} says that {done}, but not where to find them from here.", advice)
+            raise UsageError(f"{place} records that {done}, but no usable path to them.", advice)
         others[name] = paths
     return Manifest(place, members, members["kind"], members["source"]["family"], recorded, others)
 
@@ -120,13 +120,13 @@ def not_stated(place: Location, stated: Collection[str]) -> Iterator[str]:
     loaded = [name for name in others if name.endswith((SUFFIX, INDEX_SUFFIX))]
     if loaded:
         raise DifferenceError(
-            f"{place} holds {some(loaded, 3, str)}, which its manifest does not name.",
-            "Programs may load these files instead or in addition: remove them.",
+            f"{place} contains {some(loaded, 3, str)}, which its manifest does not list.",
+            "Remove these files: programs may load them instead of the output, or in addition.",
             what="file",
             file=place.join(loaded[0]).path,
         )
     if others:
-        yield f"{place} also holds {some(others, 3, str)}, which its manifest does not list: not compared."
+        yield f"{place} also contains {some(others, 3, str)}, which its manifest does not list: not compared."
 
 
 def _reference(path: str, output: str) -> str:
@@ -197,8 +197,8 @@ def check(
         expected = heading(source, target, members["options"], target.holds, *of)
     _check_heading(manifest, expected, is_sure=not unsure)
     if unsure:
-        since = f"{manifest.place} was written when {_shown(unsure)} had another time of change"
-        return [f"{since}: the tensors are equal, but whether it was written for this version of the file is unknown."]
+        since = f"{manifest.place} records another modification time of {_shown(unsure)}"
+        return [f"{since}: the tensors are equal, but whether this version of the file was converted is unknown."]
     return []
 
 
@@ -213,7 +213,7 @@ def noting_changes(outputs: Iterable[tuple[Source, Manifest]]) -> Iterator[None]
             stated, known = manifest.members["source"]["inputs"], source.all_inputs()
             if changed := [name for name in stated if name in known and identity(known[name]) != stated[name]]:
                 names = some([_shown(name) for name in changed], 3, str)
-                error.message += f" {manifest.place} was written when {names} had another size or time of change."
+                error.message += f" {manifest.place} records another size or modification time of {names}."
         raise
 
 
@@ -253,8 +253,8 @@ def _check_inputs(manifest: Manifest, source: Source) -> str:
     if stated and known.keys().isdisjoint(stated):
         names = some([_shown(name) for name in stated], 3, str)
         raise DifferenceError(
-            f"{manifest.place} says that this output was converted from {names}, which is not in {source.path}.",
-            "Give its source first, then the output: ckptconv verify SOURCE OUTPUT.",
+            f"{manifest.place} records that this output was converted from {names}, which is not in {source.path}.",
+            "Specify the source first, then the output: ckptconv verify SOURCE OUTPUT.",
             what="manifest",
             file=manifest.place.path,
         )
@@ -320,7 +320,7 @@ def _may_be(source: Location, inputs: Mapping[str, Hashable], name: str, stated:
 
 def _not_so(manifest: Manifest, label: str, stated: Any) -> DifferenceError:
     return DifferenceError(
-        f"{manifest.place} does not belong to this output: {label} in it is wrong.",
+        f"{manifest.place} does not match this output: mismatch in {label}.",
         STALE,
         what="manifest",
         file=manifest.place.path,

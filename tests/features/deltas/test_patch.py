@@ -313,7 +313,7 @@ def test_deltas_that_are_gone_or_not_to_be_found_are_said(tmp_path: Path) -> Non
     assert told.refused(2, "was written by `ckptconv patch`, but not all of its deltas can be read")
     manifest = output / ".ckptconv-manifest.json"
     manifest.write_text(manifest.read_text().replace('"../d1"', '"http://localhost/d1"'))
-    assert ckptconv_here("verify", base, output).refused(2, "not where to find them from here")
+    assert ckptconv_here("verify", base, output).refused(2, "no usable path to them")
 
 
 @pytest.mark.parametrize("alternates", [False, True])
@@ -879,7 +879,7 @@ def test_values_that_are_no_tensors_are_not_in_a_delta(tmp_path: Path, monkeypat
     for name, step in (("a.pt", 7), ("b.pt", 8)):
         torch.save({"w": torch.full((9,), float(step)), "step": step}, name)
     run = ckptconv_here("diff", "a.pt", "b.pt", "--delta", "d")
-    sentence = "not compared, and not in the delta: the values under step, which are no tensors"
+    sentence = "not compared, and not in the delta: the values under step, which are not tensors"
     assert (run.code, sentence in run.out.splitlines()) == (0, True)
 
 
