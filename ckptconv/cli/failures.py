@@ -212,7 +212,7 @@ def failure_of(error: BaseException) -> CkptconvError | None:
         from ckptconv.formats.registered import PLUGINS
 
         text = f"{type(error).__name__}: {error}. No output was published."
-        advice = "Run it again with CKPTCONV_DEBUG=1 in the environment, and report all that it prints."
+        advice = "Run the command again with CKPTCONV_DEBUG=1, and report its complete output."
         plugins = of_feature(PLUGINS, "entries")
         if plugins and (brought := plugins.suspects()):
             return FailedError(f"This is a bug in {', or in '.join(brought)}, or in ckptconv: {text}", advice)

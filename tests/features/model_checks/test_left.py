@@ -108,7 +108,7 @@ def test_what_could_not_be_copied_says_why(source: Path, tmp_path: Path) -> None
     left = named(convert(source, tmp_path / "out", copy_config=True))
     assert left["vocab.json"] == "it is a link to a file outside its directory"
     assert left["merges.txt"] == "it is no file"
-    assert left["README.md"] == "the file in the output's directory was not replaced"
+    assert left["README.md"] == "the file in the output directory was not replaced"
 
 
 def test_files_of_ranks_are_not_named_but_those_of_the_model_beside_them(tmp_path: Path) -> None:
