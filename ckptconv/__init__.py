@@ -198,8 +198,11 @@ if not TYPE_CHECKING:  # else every name would be right
 
     def __getattr__(name: str) -> Any:
         if name not in _HOMES:
-            meant = ". Did you mean CkptconvError?" if name.endswith("Error") else ""
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{meant}")
+            word = {"safe_open": "open"}.get(name) or name.partition("_")[0] or name
+            like = [known for known in __all__ if known.partition("_")[0] == word]
+            meant = ["CkptconvError"] if name.endswith("Error") else like
+            did = f". Did you mean {' or '.join(meant)}?" if meant else ""
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{did}")
         import importlib
 
         module, attribute = _HOMES[name]

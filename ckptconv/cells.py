@@ -1,4 +1,4 @@
-"""Text in the cells of a terminal, of which a letter may take two."""
+"""Text measured in the cells of a terminal: a letter may take two."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def padded(text: str, width: int, right: bool = False) -> str:
 
 
 def cut(text: str, width: int) -> str:
-    """Return `text`, without its middle if it takes more than `width` cells. Blanks that it begins with stay."""
+    """Return `text`, without its middle if it takes more than `width` cells. Its leading blanks stay."""
     if cells(text) <= width:
         return text
     indent = text[: min(len(text) - len(text.lstrip(" ")), width // 2)]
@@ -40,7 +40,7 @@ def cut(text: str, width: int) -> str:
 
 
 def cut_column(names: Sequence[str], width: int) -> list[str]:
-    """Return `names`, each cut to `width` cells; in full if different ones would look alike."""
+    """Return `names`, each cut to `width` cells, or all in full if two different names would look alike."""
     shown = [cut(name, width) for name in names]
     return shown if len({*shown}) == len({*names}) else [*names]
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ckptconv.options.keywords import ConvertOptions
     from ckptconv.storage.progress import AnyProgress
 
-# What compares outputs with their sources before they are published: the module, by the option that asks for it. Its
+# The module that compares outputs with their sources before publication, by the option that requests it. Its
 # `verifier(work, options)` returns the `Verifier` of pairs of a source and a target.
 VERIFIERS: dict[str, str] = {
     "verify": "ckptconv.features.verify.staged",
@@ -80,7 +80,7 @@ def convert(
         (2, ['model.safetensors'])
     """
     started = time.monotonic()
-    source = source_of(source)
+    source = source_of(source, options)
     output = None if output is None else parse_path(output, "OUTPUT")
     if executor is not None:
         executing().check(executor)
@@ -127,7 +127,7 @@ def convert(
 
 
 def _is_spooled(source: str | os.PathLike[str] | Source, outputs: Sequence[Output]) -> bool:
-    """Whether any part of `source` is, or may be, kept in a temporary file."""
+    """Return whether any part of `source` is, or may be, kept in a temporary file."""
     path = "" if isinstance(source, Source) else normalize(source)
     return is_pipe(path) or is_remote(path) or any(file.packed for output in outputs for file in output.plan.inputs())
 
@@ -148,5 +148,5 @@ def _work(sources: list[Source], targets: Sequence[Target], options: Options) ->
                 work.append((taken, goal))
     if not work:
         raise UsageError(f"{sources[0].path} contains neither a model nor files to copy.")
-    # The file that declares the others a pipeline is written last.
+    # The file that declares a pipeline is written last.
     return sorted(work, key=lambda pair: pair[0].component == "")

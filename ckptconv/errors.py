@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 # The sentences of a call that writes if it fails before it begins an output, and before it publishes one.
 UNWRITTEN, UNPUBLISHED = "Nothing was written.", "No output was published."
-# Advice about a file that is not as it was written.
+# Advice about a file whose bytes have changed since it was written.
 AGAIN = "Copy or download it again."
 
 
@@ -144,7 +144,7 @@ class TruncatedError(CorruptError):
 
 
 def damaged(message: str) -> CorruptError:
-    """Return the error for a file that is not as it was written."""
+    """Return the error for a file whose bytes have changed since it was written."""
     return CorruptError(message, AGAIN)
 
 

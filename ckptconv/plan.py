@@ -89,7 +89,7 @@ class Input(NamedTuple):
 
     @classmethod
     def stamped(cls, file: File) -> Input:
-        """Return the entry of a file that its size and its stamp tell from others."""
+        """Return the entry of a file that its size and its stamp identify."""
         return cls(file, (file.size, file.stamp))
 
 
@@ -127,7 +127,7 @@ class FilePlan(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """All files of an output, in the order in which they are published."""
+    """The files of an output, in the order in which they are published."""
 
     files: tuple[FilePlan, ...]
     plan_id: str
@@ -161,7 +161,7 @@ def identify(files: Iterable[FilePlan], inputs: Mapping[str, Hashable], settings
 
 
 def content_of(entry: Hashable) -> Hashable:
-    """Return the identity of the content of an entry of `Source.inputs`; entries of other packages are it alone."""
+    """Return the identity of the content of an entry of `Source.inputs`; an entry of another package is its own."""
     return entry.content if isinstance(entry, Input) else entry
 
 

@@ -1,5 +1,4 @@
-"""Garbage collection, memory, threads and features of this process: the many objects that describe a large checkpoint
-live on."""
+"""Garbage collection, memory, threads and features of this process."""
 
 from __future__ import annotations
 
@@ -16,8 +15,7 @@ from typing import Any
 
 from ckptconv.errors import CkptconvError, UsageError
 
-# New objects after which garbage is collected in a process of our own: with the usual 700, that takes a thirtieth of a
-# start.
+# New objects after which garbage is collected in a process of our own: the usual 700 take a thirtieth of a start.
 _MADE = 10_000
 # Small stacks for threads: eight of the usual 8 MiB would count as 64 MiB of memory.
 STACK = 512 << 10
@@ -117,13 +115,12 @@ def leave_garbage() -> None:
 
 
 def is_forkable() -> bool:
-    """Whether this process may be forked: it is our own, and the libraries of its system bear it. Those of macOS do
-    not."""
+    """Return whether this process may be forked: it is our own, on Linux. Libraries of macOS do not survive a fork."""
     return _Known.ours and sys.platform == "linux"
 
 
 def peak_rss() -> int:
-    """Return the most memory this process has held, in bytes, with those that it forked; 0 if the system does not tell.
+    """Return the most memory of this process and those that it forked, in bytes; 0 if the system does not report it.
 
     Read from /proc, because the value of getrusage survives fork and exec, and so may be the parent's.
     """
@@ -137,7 +134,7 @@ def note_forked(memory: int) -> None:
 
 
 def kilobytes(name: str) -> dict[str, int]:
-    """Return the figures of a file in /proc/self; none if the system does not tell."""
+    """Return the figures of a file in /proc/self; none if the system has no such file."""
     try:
         with open(f"/proc/self/{name}", encoding="ascii", errors="replace") as file:
             return {key: int(size) for key, size in re.findall(r"^(\w+):\s*(\d+) kB", file.read(), re.MULTILINE)}
@@ -215,13 +212,13 @@ def start_threads(threads: Sequence[Thread]) -> list[Thread]:
 
 @functools.cache
 def has_feature(feature: str) -> bool:
-    """Whether a feature is here. It is not imported."""
+    """Return whether a feature is installed, without importing it."""
     spec = find_spec(f"ckptconv.features.{feature}")
     return spec is not None and spec.origin is not None  # a folder without modules may have been left behind
 
 
 def of_feature(feature: str, name: str) -> Any:
-    """Return the module `name` of a feature; None if the feature is not here."""
+    """Return the module `name` of a feature; None if the feature is not installed."""
     module = f"ckptconv.features.{feature}.{name}"
     try:
         return import_module(module)
@@ -232,12 +229,12 @@ def of_feature(feature: str, name: str) -> Any:
 
 
 def lacking(subject: str, feature: str, hint: str = "", error: type[CkptconvError] = UsageError) -> CkptconvError:
-    """Return the error for a `subject` that needs a feature which is not here."""
+    """Return the error for a `subject` that needs a feature which is not installed."""
     return error(f"{subject} needs the feature {feature}, which is not installed.", hint)
 
 
 def needed(feature: str, name: str, subject: str, hint: str = "", error: type[CkptconvError] = UsageError) -> Any:
-    """Return the module `name` of a feature. Raise the error of `lacking` if the feature is not here."""
+    """Return the module `name` of a feature. Raise the error of `lacking` if the feature is not installed."""
     module = of_feature(feature, name)
     if module is None:
         raise lacking(subject, feature, hint, error)

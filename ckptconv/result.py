@@ -15,11 +15,11 @@ class Shown:
     """A dataclass that a notebook shows as a table of its fields. Those that are empty are left out."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as its command prints it with --json, of plain values."""
+        """Return it as its command prints it with --json, as plain values."""
         return asdict(self)  # type: ignore[call-overload, no-any-return]
 
     def to_json(self, *arguments: Any, **named: Any) -> str:
-        """Return what `to_dict` does of the same arguments, as text: one line of ASCII."""
+        """Return the result of `to_dict` for the same arguments as text: one line of JSON in ASCII."""
         import json
 
         return json.dumps(self.to_dict(*arguments, **named), ensure_ascii=True, allow_nan=False, default=str)
@@ -40,7 +40,7 @@ class OutputFile:
     """Its size."""
 
     tensors: int
-    """How many tensors it holds."""
+    """Number of tensors in the file."""
 
 
 @dataclass
@@ -48,31 +48,31 @@ class Report(Shown):
     """The report of a conversion, or of a dry run. Sizes are in bytes."""
 
     input: str
-    """What was converted."""
+    """The path or URL of the input."""
 
     outputs: list[OutputFile]
     """The files of the output."""
 
     format: str
-    """What the input is, in words."""
+    """The format of the input, in words."""
 
     tensors: int
-    """How many tensors were written."""
+    """Number of tensors written."""
 
     aliases: dict[str, str]
     """Tied tensors that are stored once: {name left out: name that is stored}."""
 
     counts: dict[str, int]
-    """How many tensors there are of each kind, where a format has kinds."""
+    """Number of tensors of each kind, for formats that distinguish kinds."""
 
     opaque: list[str]
     """Classes of objects in the input that are kept as inert data; nothing of them runs."""
 
     warnings: list[str]
-    """What may be wrong, each in a sentence."""
+    """Warnings, one sentence each."""
 
     notes: list[str] = field(default_factory=list)
-    """What is worth knowing, each in a sentence."""
+    """Notes, one sentence each."""
 
     beside: dict[str, str] = field(default_factory=dict)
     """Further files that were written: {path: the option that names it, or `manifest` for one in an output}."""
@@ -81,7 +81,7 @@ class Report(Shown):
     """Files and folders of the input's directory that the output does not have: {path: reason}."""
 
     input_bytes: int = 0
-    """The size of all files of the input that the output is made of."""
+    """Size of all input files that the output is converted from."""
 
     bytes_read: int = 0
     """Bytes read; with --dry-run, those of the planning alone."""
@@ -102,7 +102,7 @@ class Report(Shown):
     """Bytes read for checksums alone; part of bytes_read."""
 
     seconds: float = 0.0
-    """How long it took; with --dry-run, the planning."""
+    """Duration in seconds; with --dry-run, of the planning."""
 
     peak_rss_bytes: int = 0
     """The most memory that the process had."""
@@ -120,28 +120,28 @@ class Report(Shown):
     """The arguments of the `finish` that publishes the outputs when all parts are staged."""
 
     dequantized: dict[str, int] = field(default_factory=dict)
-    """How many weights were made of quantized ones, by format; of an average, in all steps together."""
+    """Number of weights that were dequantized, by format; of an average, in all its inputs together."""
 
     quantized: dict[str, int] = field(default_factory=dict)
-    """How many weights were quantized, with --quantize or --requantize, by format."""
+    """Number of weights that were quantized with --quantize or --requantize, by format."""
 
     dropped: dict[str, str] = field(default_factory=dict)
-    """Entries left out as their class is known by name only: {entry: class}."""
+    """Entries left out because their class is known by name only: {entry: class}."""
 
     recorded: list[str] = field(default_factory=list)
-    """Keys of the state under which the structure record holds values that are no tensors."""
+    """Keys of the state under which the structure record holds values other than tensors."""
 
     weights_key: str = ""
-    """With these, the --key that takes the weights alone; empty if there is none."""
+    """The --key that takes the weights alone when `recorded` names keys; empty if there is none."""
 
     like: Any = None
-    """What was taken over from the reference of --like; null without one."""
+    """The properties taken over from the reference of --like; null without --like."""
 
     averaged: list[str] = field(default_factory=list)
-    """The checkpoints that were averaged, in order; with --minus, the one that was taken off them is the last."""
+    """The checkpoints that were averaged, in order; with --minus, the checkpoint that was subtracted is the last."""
 
     weights: list[float] = field(default_factory=list)
-    """How much each of these counts."""
+    """The weight of each of these checkpoints in the result."""
 
     adapters: list[str] = field(default_factory=list)
     """The adapters that were merged, in order."""
@@ -150,7 +150,7 @@ class Report(Shown):
     """The deltas that were applied, in order."""
 
     configuration: dict[str, list[str]] = field(default_factory=dict)
-    """What --layers and the like changed in config.json: {key: [old value, new value]}, both as JSON."""
+    """Keys of config.json that --layers and similar options changed: {key: [old value, new value]}, both as JSON."""
 
     made_of: dict[str, list[str]] = field(default_factory=dict)
-    """In a dry run: the tensors of which each is made with a map, or the former name of each that is renamed."""
+    """In a dry run: the input tensors of each output tensor that a map makes; of a renamed one, the former name."""

@@ -1,4 +1,4 @@
-"""Values as people write them, and as messages show them: sizes, counts, parts of a whole, times.
+"""Values as people write them and as messages show them: sizes, counts, parts of a whole, times.
 
 `5GB` is 5·10⁹ bytes, `1GiB` is 2³⁰, and a plain integer counts bytes.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,7 +17,7 @@ from ckptconv.errors import CorruptError, UsageError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-# The hint for a word of a command line that is empty.
+# The hint for an empty word of a command line.
 UNSET = "Is a shell variable not set?"
 # Characters of a name shown in a message.
 LONGEST = 200
@@ -40,7 +40,7 @@ def whole(value: Any) -> int | None:
 
 
 def parse_size(value: Any, option: str) -> int:
-    """The number of bytes that `value`, text or an integer, says. Raises UsageError, naming `option`, if none."""
+    """Return the number of bytes in `value`, text or an integer. Raises UsageError, naming `option`, without one."""
     size = whole(value) or 0
     match = _SIZE.fullmatch(value) if isinstance(value, str) else None
     if match:
@@ -54,8 +54,8 @@ def parse_size(value: Any, option: str) -> int:
 
 
 def parse_count(value: Any, option: str, least: int, most: int) -> int:
-    """The number from `least` to `most` that `value`, text or an integer, is. Raises UsageError, naming `option`, if
-    it is none."""
+    """Return the number from `least` to `most` in `value`, text or an integer. Raises UsageError, naming `option`, if
+    there is none."""
     is_number = isinstance(value, str) and value.isdecimal() and len(value) < 20
     count = int(value) if is_number else whole(value)
     if count is not None and least <= count <= most:
@@ -88,7 +88,7 @@ _Item = TypeVar("_Item")
 
 
 def some(items: Collection[_Item], most: int = 5, form: Callable[[_Item], str] = quoted) -> str:  # type: ignore[assignment]
-    """Return the first `most` of `items`, each as `form` writes it, and how many more there are: a, b and 7 more."""
+    """Return the first `most` of `items`, each as `form` writes it, and the number of others: a, b and 7 more."""
     few = ", ".join(form(item) for item in islice(items, most))
     return f"{few} and {len(items) - most} more" if len(items) > most else few
 
@@ -124,7 +124,7 @@ def parse_path(value: object, called: str = "") -> str:
     hf://org/model unless there is such a path. Raise UsageError, which names it `called`, for any other value."""
     path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     if not isinstance(path, str):
-        is_state = isinstance(value, Mapping) or hasattr(value, "state_dict")
+        is_state = hasattr(value, "state_dict") or (isinstance(value, dict) and {*map(type, value.values())} != {str})
         is_data = isinstance(value, (bytes, bytearray, memoryview)) or hasattr(value, "read")
         of_data = "Write it to a file, and give the path of the file." if is_data else ""
         hint = "ckptconv.save_state_dict(STATE, PATH) writes a state dict." if is_state else of_data
@@ -133,7 +133,7 @@ def parse_path(value: object, called: str = "") -> str:
         raise UsageError(f"{called} {brief(path)} is not a path: names cannot contain a NUL character.".lstrip())
     host, slash, after = path.partition("/")
     if slash and host in _HUB and not os.path.lexists(path):
-        # The address of a page about a file is refused as such.
+        # The address of a page about a file is refused as a page.
         local = (
             f"https://{path}" if any(f"/{word}/" in after for word in ("tree", "blob", "resolve")) else f"hf://{after}"
         )
@@ -181,7 +181,7 @@ def _shown(value: Any, limit: int, levels: int) -> str:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a string has no lone surrogates, which neither UTF-8 nor JSON can represent."""
+    """Return whether a string has no lone surrogates, which neither UTF-8 nor JSON can represent."""
     if not text.isascii():
         try:
             text.encode()

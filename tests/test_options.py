@@ -37,7 +37,7 @@ from ckptconv.publish.statements import AFTERWARDS, STATEMENTS
 # For each option: what its default is, a value, and how that may be written, in Python and last as words.
 ACCEPTED: dict[str, tuple[Any, Any, list[Any]]] = {
     "max_shard_size": (None, 5_000_000_000, [5_000_000_000, np.int64(5_000_000_000), "5000000000", "5GB"]),
-    "dtype": (None, "bfloat16", [torch.bfloat16, "bfloat16", "bf16"]),
+    "dtype": (None, "bfloat16", [torch.bfloat16, "torch.bfloat16", "bfloat16", "bf16"]),
     "key": ("", "state_dict", ["state_dict"]),
     "include": ((), ("*.bias",), ["*.bias", ("*.bias",), ["*.bias"]]),
     "exclude": ((), ("a", "b"), [("a", "b"), ["a", "b"]]),
@@ -75,7 +75,7 @@ ACCEPTED: dict[str, tuple[Any, Any, list[Any]]] = {
 NOT_TEXT = [3, b"x", ["a"], True]
 REFUSED: dict[str, list[Any]] = {
     "max_shard_size": [-1, 0, True, 5e9, "", "5 apples", "-1", "9" * 5000, "1e3", [1]],
-    "dtype": [3, "int8", "", torch.int8, np.float32, torch.float64, ["bf16"], object()],
+    "dtype": [3, "int8", "", torch.int8, np.float64, float, torch.float64, ["bf16"], object()],
     "key": NOT_TEXT,
     "include": [3, b"x", [3], {"a"}, {"a": 1}],
     "exclude": [3, ("a", None)],
@@ -169,14 +169,21 @@ assert "torch" not in sys.modules
 
 
 def test_a_guessed_name_of_an_error_leads_to_the_one_that_there_is() -> None:
-    for name, said in (("Error", "no attribute 'Error'. Did you mean CkptconvError?"), ("opne", "attribute 'opne'$")):
+    for name, said in (
+        ("Error", "no attribute 'Error'. Did you mean CkptconvError?"),
+        ("opne", "attribute 'opne'$"),
+        ("__nothing__", "attribute '__nothing__'$"),
+        ("load", "attribute 'load'. Did you mean load_state_dict?"),
+        ("save_file", "attribute 'save_file'. Did you mean save_state_dict?"),
+        ("safe_open", "attribute 'safe_open'. Did you mean open?"),
+    ):
         with pytest.raises(AttributeError, match=said.replace("?", r"\?")):
             getattr(ckptconv, name)
     assert issubclass(ckptconv.CkptconvError, Exception)
 
 
 def test_dtypes_for_some_tensors_lead_to_the_way_to_keep_theirs() -> None:
-    way = "To leave some tensors unchanged, use exclude=GLOB, graft='INPUT:GLOB'"
+    way = "To leave some tensors of a conversion unchanged, use exclude=GLOB, graft='INPUT:GLOB'"
     for dtype in ({"*norm*": "fp32"}, "*norm*=fp32", "bf16,fp32"):
         with pytest.raises(UsageError, match="dtype") as caught:
             Options(dtype=dtype)  # type: ignore[arg-type]
@@ -445,6 +452,40 @@ def test_a_name_like_no_other_is_told_where_the_names_are() -> None:
     for name in ("zzz", "finish" * 100):
         with pytest.raises(UsageError, match="Use the option names of the command line"):
             ckptconv.convert("none.pt", **{name: 1})
+
+
+def test_arguments_in_order_are_counted() -> None:
+    with pytest.raises(UsageError, match=r"^convert\(source, output\) lacks source\."):
+        ckptconv.convert(output="x")  # type: ignore[call-arg]
+    with pytest.raises(
+        UsageError, match=r"^convert\(source, output\) was given 3 arguments without a name\."
+    ) as caught:
+        ckptconv.convert("a", "b", "c")  # type: ignore[misc]
+    assert caught.value.hint == "Give the others by name."
+
+
+def test_only_a_state_is_met_with_what_writes_one(tmp_path: Path) -> None:
+    for value in ({"a": torch.ones(1)}, torch.nn.Linear(2, 2)):
+        with pytest.raises(UsageError, match="writes a state dict"):
+            ckptconv.convert(value, tmp_path / "x")  # type: ignore[arg-type]
+    with pytest.raises(UsageError) as caught:
+        Options(manifest={"a": "b"})
+    assert not caught.value.hint
+
+
+def test_options_of_what_is_printed_are_the_command_line_s() -> None:
+    for name in ("json", "quiet", "verbose"):
+        with pytest.raises(UsageError) as caught:
+            ckptconv.convert("none.pt", **{name: True})  # type: ignore[arg-type]
+        assert caught.value.hint == "Only the command line has it."
+
+
+def test_dtypes_of_numpy_are_those_of_the_same_name() -> None:
+    for dtype in (np.float16, np.dtype("float16"), np.dtype(">f2"), "numpy.float16"):
+        assert Options(dtype=dtype).dtype == "float16"
+    with pytest.raises(UsageError, match=r"^dtype float is not a dtype\.") as caught:
+        Options(dtype=float)
+    assert caught.value.hint == "Give the name of a dtype, or a dtype of torch or numpy."
 
 
 def test_a_name_of_another_program_is_met_with_advice() -> None:

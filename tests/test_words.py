@@ -88,3 +88,13 @@ def test_messages_and_help_say_it_in_the_words_of_the_field() -> None:
     texts = [*messages(), *helps()]
     assert len(texts) > 3000
     assert found(texts, {**TWICE_READ, **IN_MESSAGES}) == []
+
+
+def test_docstrings_begin_with_their_object() -> None:
+    pattern = re.compile(
+        r'^ *r?"""(?:What|How|Which|Those|Who|Where)\b.*|^.*\) -> .*:\n *r?"""Whether\b.*', re.MULTILINE
+    )
+    # Fields and properties, which have a value that is true or false, begin with "Whether".
+    properties = re.compile(r"@(?:functools.cached_)?property\n *def .*:\n.*")
+    modules = {path: properties.sub("", path.read_text("utf-8")) for path in PACKAGE.rglob("*.py")}
+    assert [f"{path}: {match[0]}" for path, text in modules.items() for match in pattern.finditer(text)] == []

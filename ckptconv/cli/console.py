@@ -1,4 +1,4 @@
-"""How commands print: reports on stdout; progress, warnings and errors on stderr; one JSON object with --json."""
+"""The printing of commands: reports on stdout; progress, warnings and errors on stderr; one JSON object with --json."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Printer:
         stores.on_wait = self.note
 
     def note(self, text: str) -> None:
-        """Print something worth knowing, unless quiet."""
+        """Print a note, unless quiet."""
         if not self.quiet:
             say(text)
 

@@ -72,7 +72,7 @@ def _arguments(ctx: Any) -> str:
 
 
 def _options_below(group: Any) -> set[str]:
-    """Return the options of the commands in `group` and the groups in it; of a command, none."""
+    """Return the options of the commands in `group` and in its subgroups; for a command, none."""
     commands = getattr(group, "commands", {}).values()
     return set().union(*map(_options_of, commands), *map(_options_below, commands))
 
@@ -90,7 +90,7 @@ _SUFFIXES = (*TORCH_SUFFIXES, ".safetensors", ".json", ".distcp", "/")
 
 
 def _of_commands(name: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the table `name` of each module of commands, or of options of a feature, that has one."""
+    """Yield the tables called `name` of the modules of commands and of features' options that have one."""
     modules = dict.fromkeys(place.partition(":")[0] for place in COMMANDS.values())
     for module in (*map(import_module, modules), *(of_feature(feature, "options") for feature in FEATURES)):
         yield getattr(module, name, {})
@@ -112,7 +112,7 @@ def meant_by(word: str) -> str:
 
 
 def _no_command(word: str, group: Any) -> UsageError:
-    """Return the error for `word` in the place of a command of `group`, which is its context."""
+    """Return the error for `word`, which is not a command of the group with the context `group`."""
     known = list(group.command.commands)
     if group.parent is None and (os.path.exists(word) or "://" in word or word.endswith(_SUFFIXES)):
         path = shlex.quote(word)

@@ -55,11 +55,11 @@ class Flag:
 
     @property
     def word(self) -> str:
-        """Its name that is a word: the first, if there are several."""
+        """Its name that is a word; of several, the first."""
         return next((name for name in self.names if name.startswith("--")), self.names[0])
 
     def is_as(self, other: Flag) -> bool:
-        """Whether it is the same as an option of another command, by its meaning and default too."""
+        """Return whether an option of another command has the same words and text, and so the same default."""
         return (self.words, self.text) == (other.words, other.text)
 
     @property
@@ -102,7 +102,7 @@ class Help:
         self.commands, self.headings = commands, headings
 
     def as_in(self, base: Help) -> list[Flag]:
-        """Return the options that are those of the command `base`; none for a group of commands."""
+        """Return the options that the command `base` has too; none for a group of commands."""
         is_other = not self.commands and self.path != base.path
         return [flag for flag in self.flags if is_other and any(map(flag.is_as, base.flags))]
 

@@ -1,4 +1,4 @@
-"""The options of the commands in typer's form, made from the table of options."""
+"""The options of the commands for typer, from the table of options."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Destination = Annotated[
 
 
 def named(names: str) -> list[Option]:
-    """Return the options with these names, but for those of features that are not here."""
+    """Return the options with these names, without those of features that are not installed."""
     return list(named_in(names, {**COMMAND, **OPTIONS}).values())
 
 
@@ -55,8 +55,8 @@ def taking(*options: Option) -> Callable[[Callable[..., None]], _Taking]:
 
 
 class _Taking:
-    """A command that takes more options than its function names. Its parameters are made when typer asks for them: of
-    the commands, one is called."""
+    """A command that takes more options than its function names. Its parameters are created when typer asks for them,
+    because only one command is called."""
 
     def __init__(self, function: Callable[..., None], options: Sequence[Option]) -> None:
         self._function = function
@@ -134,7 +134,7 @@ def _about(argument: inspect.Parameter) -> str:
 
 
 def _about_variables(error: UsageError, options: list[Option]) -> UsageError:
-    """Return `error`, with the variables that gave `options` in the place of these."""
+    """Return `error`, with the names of `options` replaced by those of their environment variables."""
     message = error.message
     for option in options:
         message = re.sub(rf"{option.flags[0]}(?![\w-])", option.env, message)

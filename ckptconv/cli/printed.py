@@ -21,17 +21,16 @@ class OneDifference(TypedDict):
     """The file."""
 
     index: NotRequired[Any]
-    """Where the first difference is: one number for each dimension of the tensor, or the place in the structure
-    record."""
+    """Index of the first difference: one number for each dimension of the tensor, or the place in the record."""
 
     expected: NotRequired[Any]
-    """What the source has."""
+    """The source's value, or another property that `what` names."""
 
     found: NotRequired[Any]
-    """What the output has."""
+    """The output's value, or another property that `what` names."""
 
     elements: NotRequired[int]
-    """How many elements of the tensor differ."""
+    """Number of elements of the tensor that differ."""
 
 
 class FoundDifference(OneDifference):
@@ -51,14 +50,14 @@ class Failure(TypedDict):
     """The class of the error."""
 
     message: str
-    """What is wrong, in which file, what was expected and found."""
+    """The error, with the file, and with the values that were expected and found."""
 
     hint: str
-    """What to do; may be empty."""
+    """The next step for the user; may be empty."""
 
     difference: NotRequired[FoundDifference]
-    """What verify or diff found to differ; of --like, which tensors an input and its reference do not have in common,
-    with `what` "reference"; or the whole report of another command, such as `rows check`."""
+    """The difference that verify or diff found. With --like and `what` "reference": the tensors that only the input or
+    only its reference has. Of another command, such as `rows check`: its whole report."""
 
 
 class Failed(TypedDict):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # Seconds between two lines of progress if there is no terminal.
 INTERVAL = 5.0
-# Cells of a file's name that stand before a bar, and the narrowest terminal on which they do.
+# Cells of a file's name in front of a bar, and the narrowest terminal on which it has one.
 SHORT, WIDE_ENOUGH = 24, 72
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# The group of those that `convert` does as well.
+# The group of commands that `convert` can replace.
 STRICT = "Strict spellings of convert, for scripts"
 # "module:name" of each command, or group of commands. The module is imported when the command is called. It may have
 # `OTHER_WORDS`, {command: words that people use for it}; `INPUT_WORDS`, {command: words for what it reads}; and
@@ -42,7 +42,7 @@ GROUPS: dict[str, dict[str, str]] = {
     },
 }
 COMMANDS = {name: place for group in GROUPS.values() for name, place in group.items()}
-# What completes command lines: the module. Its `answered(environment)` returns the text for a shell, and an exit code.
+# The module that completes command lines. Its `answered(environment)` returns the text for a shell, and an exit code.
 COMPLETING: tuple[str, ...] = (
     "ckptconv.features.completion.answering",
 )  # fmt: skip

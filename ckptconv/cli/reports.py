@@ -114,7 +114,7 @@ def contents(size: int, tensors: int) -> str:
 
 
 def duration(seconds: float, size: int) -> str:
-    """Return how long it took, and the rate if it took a second or more."""
+    """Return the duration in words, with the rate if it is a second or more."""
     if seconds < 1:
         return f"{max(seconds, 0.01):.2f} s"
     shown = f"{seconds:.1f} s" if seconds < 10 else format_time(seconds)

@@ -27,7 +27,7 @@ _NOTHING = "No output was published."
 
 
 def leave_at_once() -> None:
-    """Let a signal end the process, until `raise_stopped` is called. Imports nothing: it runs before all large
+    """Let a signal end the process, until `raise_stopped` is called. Imports nothing, as it runs before large
     imports."""
     handle(_leave)
 
@@ -44,7 +44,7 @@ def hold() -> None:
 
 
 def held() -> bool:
-    """Whether a signal came since `hold`."""
+    """Return whether a signal came since `hold`."""
     return bool(_held)
 
 

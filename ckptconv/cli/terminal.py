@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
     from ckptconv.cli.lines import Line
 
-# The width of a stream that does not tell it.
+# The width of a stream that does not report it.
 _USUAL = 80
 # The styles of an overview.
 _STYLES = {"title": "bold", "name": "cyan", "dim": "dim", "good": "green", "warning": "yellow"}
 
 
 def can_rewrite(stream: TextIO) -> bool:
-    """Whether a line can be overwritten: on a terminal that supports this and reports its size."""
+    """Return whether a line can be overwritten: on a terminal that supports this and reports its size."""
     if not stream.isatty() or os.environ.get("TERM") == "dumb":
         return False
     with contextlib.suppress(OSError, ValueError):
@@ -46,7 +46,7 @@ def width() -> int | None:
 
 
 def has_colours(stream: TextIO, environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether to write colours: on a terminal that has them. NO_COLOR forbids them, else FORCE_COLOR demands them."""
+    """Return whether to write colours: never with NO_COLOR, always with FORCE_COLOR, else if the terminal has them."""
     if environment.get("NO_COLOR"):
         return False
     if environment.get("FORCE_COLOR"):

@@ -39,7 +39,7 @@ class _Words:
 
 def _check_given(given: Sequence[Any], args: Sequence[str], flags: set[str]) -> None:
     """Raise UsageError if one of the parameters `given` by `args` takes one value and is given more than once, or has
-    one of `flags`, the names of options, in the place of its value."""
+    one of `flags`, the names of options, instead of its value."""
     for option in given:
         if option.param_type_name != "option" or option.is_flag or option.count:
             continue
@@ -87,8 +87,7 @@ class App(typer.Typer):
 
 
 class _Quick:
-    """A command that starts faster if typer works like release 0.29, and is an ordinary command
-    otherwise."""
+    """A command that starts faster with typer 0.29, and like any other command with versions that work differently."""
 
     _is_brief = False
 

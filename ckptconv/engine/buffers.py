@@ -23,8 +23,8 @@ Seen: TypeAlias = Callable[[File, Runs, memoryview], None]
 
 @dataclass(eq=False, repr=False)
 class Tally:
-    """Figures of carrying out a plan: bytes read, written and verified, and by what values became, how many did of
-    each tensor, by its name."""
+    """Counts for the execution of a plan: bytes read, written and verified. `lost_in` counts lost values by their
+    result ("infinite", "zero", "nan") and by tensor."""
 
     bytes_read: int = 0
     bytes_written: int = 0
@@ -39,8 +39,7 @@ class Tally:
             self.lost_in[became].update(counts)
 
     def lost(self, dtype: str) -> dict[str, str]:
-        """Return a warning of the values that became "infinite" or "zero" in a cast to `dtype`, and of sums that are
-        "nan".
+        """Return warnings about the values that became "infinite" or "zero" in a cast to `dtype`, and about "nan" sums.
 
         It names the tensors with most of them first.
         """
@@ -57,14 +56,14 @@ class Tally:
 
 
 def _summed(counts: Mapping[str, int]) -> tuple[str, str]:
-    """Return how many values there are, and in which tensors."""
+    """Return the number of values, and the tensors with most of them, in words."""
     total = sum(counts.values())
     names = sorted(counts.keys() - {""}, key=lambda name: (-counts[name], name))
     return "1 value was" if total == 1 else f"{total:,} values were", some(names, 3) or "a tensor"
 
 
 class Buffers:
-    """A buffer of `unit` bytes, the size of a window, in which a thread makes what it writes."""
+    """A buffer of `unit` bytes, the size of a window, in which a thread puts together its output."""
 
     def __init__(
         self, readers: Sources, writer: Writer | None, unit: int, digesting: bool = False, seen: Seen | None = None

@@ -26,7 +26,7 @@ from ckptconv.storage.writing import Writer
 from ckptconv.tensors.lazy import Stored
 from ckptconv.tensors.moves import BLOCK
 
-# What carries out tasks in processes: the module with `in_processes`. Where there is none, threads do.
+# The module whose `in_processes` carries out tasks in processes. Without it, threads do.
 PROCESSES: tuple[str, ...] = (
     "ckptconv.features.processes.forking",
 )  # fmt: skip
@@ -99,8 +99,8 @@ def carry_out(
 def in_processes(
     queue: Callable[[], Iterator[Any]], workers: Sequence[Callable[[], Any]], progress: Progress | None
 ) -> list[Any]:
-    """Carry out the tasks of `queue()`, the same each time, in a process for each of `workers`, which it calls. Return
-    the results of each; nothing if no process can be started, as nothing is done then."""
+    """Carry out the tasks of `queue()`, the same each time, in a process for each of `workers`, which the process
+    calls. Return the results of each; nothing if no process could be started: no task is done then."""
     for module in PROCESSES:
         results: list[Any] = import_module(module).in_processes(queue, workers, progress)
         return results
@@ -108,9 +108,9 @@ def in_processes(
 
 
 def worth_processes(file: FilePlan, seen: Seen | None) -> bool:
-    """Whether processes, rather than threads, are to make `file`: most of it is computed, from files that each process
-    can read for itself, the data need not be `seen` here, and this process may be forked. Each packed file is for one
-    tensor, so that no two processes unpack one."""
+    """Return whether to use processes, not threads, for `file`: most of it is computed from files that each process can
+    read itself, the data need not be `seen` here, and this process may be forked. Each packed file is for one tensor,
+    so that no two processes unpack one."""
     if seen or not is_forkable():
         return False
     data = [part for part in file.parts if type(part) is Data]
@@ -138,7 +138,7 @@ def _is_of_short_parts(file: FilePlan) -> bool:
 
 
 def is_scattered(file: FilePlan) -> bool:
-    """Whether most of `file` is stored in another order, as transposed matrices are, and only moved."""
+    """Return whether most of `file` is moved data in another order, such as that of transposed matrices."""
     if _is_of_short_parts(file):
         return False
     moved = (part for part in file.parts if isinstance(part, Data) and not part.tensor.grain)
@@ -146,7 +146,7 @@ def is_scattered(file: FilePlan) -> bool:
 
 
 def usual_threads() -> int:
-    """Return how many threads work where nothing else is asked for: as many as processors, at most four."""
+    """Return the default number of threads: as many as processors, at most four."""
     return min(os.cpu_count() or 1, 4)
 
 

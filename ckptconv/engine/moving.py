@@ -1,6 +1,6 @@
-"""Makes what is not stored as it is written: moves through kernels, tiles, blocks of rows, many small casts.
+"""Converts tensors whose output differs from the stored bytes: by kernels, tiles, blocks of rows, many small casts.
 
-What only copies has no need of this module, nor of kernels.
+Plain copies need neither this module nor kernels.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ckptconv.tensors import kernels
 from ckptconv.tensors.lazy import Convert, Stored
 from ckptconv.tensors.moves import GAP, Assembled, Cut, File, Gather, Kernel, Move, Runs
 
-# Converted tensors of at most a window divided by this are read together and converted at once. The bytes of a number.
+# Converted tensors up to a window divided by `_SMALL` are read together and converted at once. The bytes of a number.
 _SMALL, _NUMBER = 8, 8
 
 
@@ -80,8 +80,7 @@ class Mover:
             self._result(move, out[target.offset : target.stop])
 
     def is_small(self, tensor: Convert, start: int, stop: int) -> bool:
-        """Whether bytes `start` to `stop` of `tensor` are few, and whole elements, converted from elements dense in a
-        file."""
+        """Return whether bytes `start` to `stop` of `tensor` are few whole elements, with a source dense in a file."""
         return (
             start < stop <= start + self._buffers.unit // _SMALL
             and is_dense(tensor.tensor)
@@ -132,7 +131,7 @@ class Mover:
                 self._applied((alike.kernel,), packed[start:end], made[start * into // size : end * into // size])
 
     def _applied(self, steps: Sequence[Kernel], data: memoryview, out: memoryview | None) -> memoryview:
-        """Return `data` passed through kernels, and count what the tensor that is being made loses."""
+        """Return `data` passed through kernels, and count the values that the current tensor loses."""
         result, lost = kernels.apply(steps, data, out)
         tally, name = self._buffers.tally, self._buffers.name
         for became, count in lost._asdict().items() if any(lost) else ():
@@ -208,7 +207,7 @@ class Mover:
         return written
 
     def _of_read(self, move: Move, data: memoryview, out: memoryview | None) -> memoryview:
-        """Do as `_result`, with `data` as the bytes from the first run of the source to its last."""
+        """Return what `_result` does, from `data`: the bytes from the first run of the move's source to its last."""
         assert isinstance(move.source, Runs)
         picked = kernels.pick(data, move.source._replace(offset=0), None if move.kernels else out)
         return self._applied(move.kernels, picked, out)
@@ -257,7 +256,7 @@ class Mover:
         return self._applied(move.kernels, data, out)
 
     def _assembled(self, source: Assembled) -> memoryview:
-        """Return the bytes that the moves of `source` make, not to be written to."""
+        """Return the bytes that the moves of `source` make, read-only."""
         if not self._depth:
             if source == self._held:
                 return self._assemblies[0][: source.nbytes].toreadonly()

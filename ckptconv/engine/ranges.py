@@ -1,4 +1,4 @@
-"""The bytes of planned files at any range, made when they are asked for. Nothing is written."""
+"""Any range of the bytes of planned files, computed on request. Nothing is written."""
 
 from __future__ import annotations
 
@@ -78,8 +78,7 @@ class FileBytes:
             yield data
 
     def _windows(self, start: int, stop: int, unit: int) -> Iterator[Task]:
-        """Yield windows of at most `unit` bytes. All but the last end at multiples of it, so that few elements are
-        cut."""
+        """Yield windows of at most `unit` bytes. All but the last end at multiples of it: few elements are cut."""
         while start < stop:
             end = stop if stop - start <= unit else (start // unit + 1) * unit
             yield Window(start, end, self._pieces(start, end))

@@ -27,7 +27,7 @@ class TensorReader:
 
 
 def same(left: LazyTensor, right: LazyTensor, readers: Readers) -> bool:
-    """Whether two tensors have the same dtype, shape and bits."""
+    """Return whether two tensors have the same dtype, shape and bits."""
     if (left.dtype, left.shape) != (right.dtype, right.shape):
         return False
     mine, theirs = TensorReader(left, readers), TensorReader(right, readers)

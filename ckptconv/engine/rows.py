@@ -1,4 +1,4 @@
-"""Tensors that are columns of the same rows: which of them are read together, a few rows at a time. Pure."""
+"""Tensors that are columns of the same rows, and the choice of those to read together, a few rows at a time. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def sharing_rows(parts: Iterable[Data | Checked], unit: int) -> list[list[Shared
 
 
 def _worth_sharing(group: list[Shared], unit: int) -> bool:
-    """Whether reading `group` at once costs less than reading each tensor, which reads across small gaps only."""
+    """Return whether one read of `group` costs less than a read of each tensor, which only crosses small gaps."""
     _, (rows, _) = group[0]
     widest = max(distance for _, _, distance in rows)
     taken = sum(part.tensor.nbytes for part, _ in group)
@@ -56,7 +56,7 @@ class StridedRows(NamedTuple):
     offsets: tuple[int, ...]
 
     def shares_rows_of(self, first: StridedRows) -> bool:
-        """Whether both are in the same rows, this one not before `first`."""
+        """Return whether both tensors are in the same rows, and this one is not before `first`."""
         return self.rows == first.rows and all(
             0 <= mine - theirs < distance
             for mine, theirs, (_, _, distance) in zip(self.offsets, first.offsets, self.rows, strict=True)

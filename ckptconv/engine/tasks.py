@@ -159,7 +159,7 @@ _WHOLE = frozenset((Data, Literal))
 
 
 def _has_all_of(piece: Piece, trailer: Trailer) -> bool:
-    """Whether `trailer`, which comes after `piece`, depends on it alone."""
+    """Return whether `trailer`, which comes after `piece`, depends on `piece` alone."""
     part, start, stop = piece
     is_whole = not start and part.offset + stop == trailer.offset
     return isinstance(part, Data) and part.name == trailer.of and is_whole
@@ -178,7 +178,7 @@ def _whole_steps(part: Data, unit: int) -> int:
 
 
 def _made_by_pieces(tensor: LazyTensor) -> bool:
-    """Whether a tile of `tensor` takes one buffer only, for the bytes read: it is put in its order piece by piece."""
+    """Return whether a tile of `tensor` needs only the buffer of its bytes read: it is reordered piece by piece."""
     if isinstance(tensor, Concat):
         return all(map(_made_by_pieces, tensor.parts))
     if isinstance(tensor, (Tagged, View, Convert)):
@@ -187,7 +187,7 @@ def _made_by_pieces(tensor: LazyTensor) -> bool:
 
 
 def _not_dense(file: FilePlan) -> Iterator[Data | Checked]:
-    """Yield the parts that are tensors, but for those that `is_dense`, and for pieces of ranks, which have no rows."""
+    """Yield the parts that are tensors, except those that are dense, and except pieces of ranks, which have no rows."""
     shape = strides = None
     for part in file.parts:
         if isinstance(part, (Data, Checked)):
@@ -203,7 +203,5 @@ def _not_dense(file: FilePlan) -> Iterator[Data | Checked]:
 
 
 def is_dense(tensor: LazyTensor) -> TypeGuard[Stored]:
-    """Whether `tensor` is contiguous bytes of a file: most tensors are, all of 200,000 may be, and they are handled
-    fast.
-    """
+    """Return whether `tensor` is one contiguous run of bytes in a file: most are, and take a fast path."""
     return type(tensor) is Stored and tensor.contiguous

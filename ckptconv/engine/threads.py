@@ -17,7 +17,7 @@ class Working(Protocol[_Work_contra]):
     """Carries out tasks, in a thread of its own."""
 
     def run(self, task: _Work_contra, /) -> int:
-        """Carry out `task`. Return how many bytes that were."""
+        """Carry out `task`. Return the number of its bytes."""
 
 
 def in_threads(
@@ -28,7 +28,7 @@ def in_threads(
 ) -> None:
     """Carry out the tasks of `queue`, in a thread for each of `workers`. Raise the first error of any of them.
 
-    `stop` is set when no further task is to be begun: those that are long look at it themselves.
+    `stop` is set when no further task may begin: long tasks check it themselves.
     """
     taking, stop = threading.Lock(), stop or threading.Event()
     failures: list[BaseException] = []

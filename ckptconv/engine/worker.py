@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 
 class Done(NamedTuple):
-    """The results of a worker: its tally, the CRC-32 of its tensors, if requested, and the offsets of the trailers that
-    it wrote."""
+    """The results of a worker: its tally, the CRC-32 of its tensors, if requested, and the offsets of its trailers."""
 
     tally: Tally
     crcs: Crcs | None
@@ -36,7 +35,7 @@ class Worker(Buffers):
 
     @functools.cached_property
     def mover(self) -> Mover:
-        """Makes what is not stored as it is written."""
+        """The mover, for output that differs from the stored bytes."""
         from ckptconv.engine.moving import Mover
 
         return Mover(self)

@@ -36,12 +36,12 @@ _OTHERS = (
 
 
 def is_adapter(names: Mapping[str, object]) -> bool:
-    """Whether one of these names of tensors is that of a factor of PEFT."""
+    """Return whether any of these tensor names is that of a PEFT factor."""
     return any(".lora_" in name and FACTOR.fullmatch(name) for name in names)
 
 
 def are_factors(weights: object) -> bool:
-    """Whether `weights` are a flat state dict of PEFT's factors alone."""
+    """Return whether `weights` are a flat state dict of PEFT factors only."""
     names = [*weights] if isinstance(weights, Mapping) else []
     return bool(names) and all(isinstance(name, str) and FACTOR.fullmatch(name) for name in names)
 

@@ -117,8 +117,8 @@ def matching(pattern: str, name: str) -> re.Match[str] | None:
 
 
 def is_numbered(place: Location, *patterns: str) -> bool:
-    """Whether `place` is one of many by its name: the name says so; its number is not the first; or a name next to it
-    differs only in numbers."""
+    """Return whether the name of `place` shows that it is one of many: it says so; its number is not the first; or a
+    name next to it differs only in numbers."""
     match = next((name_match for pattern in patterns if (name_match := matching(pattern, place.name))), None)
     if match is None:
         return False

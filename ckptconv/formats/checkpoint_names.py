@@ -30,7 +30,7 @@ _LEVELS = 3
 
 
 def is_of_checkpoint(place: Location, name: str, levels: int = _LEVELS) -> bool:
-    """Whether the entry `name` of the directory `place` is weights, a step or an adapter, or names a step."""
+    """Return whether the entry `name` of the directory `place` is weights, a step or an adapter, or names a step."""
     if place.names[name].kind != "directory":
         return _is_file_of_weights(name)
     # Folders of parameters in a universal checkpoint's `zero`, and of models in a pipeline, have any name.
@@ -42,13 +42,13 @@ def is_of_checkpoint(place: Location, name: str, levels: int = _LEVELS) -> bool:
 
 
 def is_read_with_others(name: str) -> bool:
-    """Whether programs that read a directory of safetensors or of a step also read a checkpoint's entry `name`."""
+    """Return whether programs that read a directory of safetensors or a step also read its checkpoint `name`."""
     beside = (*TORCH_SUFFIXES, *_OTHER_SUFFIXES)
     return bool(_ADAPTER.fullmatch(name)) or not (name.endswith(beside) or model_files.is_torch_index(name))
 
 
 def is_distributed(name: str) -> bool:
-    """Whether a file is one of torch.distributed.checkpoint, whose directories hold nothing else."""
+    """Return whether a file belongs to torch.distributed.checkpoint, whose directories hold nothing else."""
     return _DISTRIBUTED.fullmatch(name) is not None
 
 

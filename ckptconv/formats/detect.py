@@ -154,7 +154,7 @@ def complete(source: Source, *, key: str = "", states: bool = False, inert: bool
 
 
 def _with_states(source: Source, how: str, *asked: Any) -> Source:
-    """Return `source` as the function `how` of the feature that finds the states of optimizers returns it. Without that
+    """Return `source` with the changes of the function `how` of the feature that finds optimizer states. Without that
     feature, return it with the reason why they are not read."""
     finding = of_feature(STATES, "training")
     if finding:
@@ -169,7 +169,7 @@ def _with_states(source: Source, how: str, *asked: Any) -> Source:
 
 
 def asked_orders(feature_options: Mapping[str, Any], reaching: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the orders of parameters that the first feature has for `feature_options`, `states` among them."""
+    """Return the orders of parameters from the first feature that has any by `feature_options`, `states` among them."""
     every = (orders(feature_options, reaching) for orders in opening(feature_options, "orders"))
     return next(filter(None, every), ())
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from ckptconv.formats.source import Source, Wanted
     from ckptconv.storage.location import Location
 
-# How sure a format is. CERTAIN: no other format is asked. LIKELY: it reads this path, unless another of ours is
+# The degrees of certainty. CERTAIN: no other format is asked. LIKELY: it reads this path, unless another of ours is
 # certain. POSSIBLE: it reads this path, unless any other does.
 CERTAIN, LIKELY, POSSIBLE = 3, 2, 1
 # Bytes of the beginning of a file that formats look at.
@@ -67,9 +67,9 @@ class Format(Protocol):
     FAMILY: str
 
     def sniff(self, probe: Probe) -> Guess | None:
-        """Return how sure it is that it reads this path, and the name for people; None if it does not read it.
+        """Return how sure the format is that it reads this path, and its name for people; None if it does not read it.
 
-        Raise a CkptconvError if an entry has a checkpoint's name and is none.
+        Raise a CkptconvError if an entry has the name of a checkpoint but is not one.
         """
 
     def read(self, place: Location, wanted: Wanted) -> Source:

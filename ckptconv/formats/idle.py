@@ -1,4 +1,4 @@
-"""Options that apply to the checkpoints of one program, given for another's."""
+"""Options for the checkpoints of one program, given for those of another."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ckptconv.formats.source import Source, Wanted
 from ckptconv.options.registered import missing
 from ckptconv.storage.location import Location
 
-# Those that select what is read: another part than the wanted one would be converted, or other tensors.
+# Options that select a part or tensors: without their effect, others than the wanted ones would be converted.
 _SELECTING = ("--tag", "--exclude-frozen-parameters", "--master", "--unstack")
 _OTHERWISE = "Leave it out, or first convert the checkpoint that it applies to separately."
 
 
 def warned(source: Source, place: Location, called: str, wanted: Wanted) -> Source:
-    """Return `source`, whose path is `place`, with a warning for each option of `wanted` that has no effect on it: it
-    is `called` by its format. Raise UsageError for one that selects what is read."""
+    """Return `source`, whose path is `place`, with a warning for each option of `wanted` that has no effect on it;
+    `called` describes its format. Raise UsageError for an option in `_SELECTING`."""
     is_deepspeed, is_megatron = source.family == DEEPSPEED, source.format == MEGATRON
     idle = {
         option: f"{option} has no effect: {place} is {called}, but the option applies only to {whose} checkpoints."

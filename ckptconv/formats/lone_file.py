@@ -1,4 +1,4 @@
-"""A file as the kinds of files that are one of many see it (`registered.LONE`)."""
+"""A file, with the properties that show that it is one of many (`registered.LONE`)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class LoneFile(NamedTuple):
         return self.tree.get(key) if isinstance(self.tree, Mapping) else None
 
     def has(self, key: str) -> bool:
-        """Whether the file has a key in its tree, or in its metadata."""
+        """Return whether the tree or the metadata of the file have a key."""
         return (isinstance(self.tree, Mapping) and key in self.tree) or key in self.metadata
 
     def keys(self, part: str) -> Iterator[str]:

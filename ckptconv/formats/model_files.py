@@ -47,7 +47,7 @@ def sniff_safetensors(probe: Probe) -> Guess | None:
 
 
 def looks_like_safetensors(head: bytes, size: int) -> bool:
-    """Whether a file of `size` bytes that begins with `head` is a safetensors file."""
+    """Return whether a file of `size` bytes that begins with `head` is a safetensors file."""
     return head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= min(size - 8, MAX_HEADER)
 
 
@@ -70,13 +70,13 @@ def sniff_torch(probe: Probe) -> Guess | None:
 
 
 def _may_hold_torch(probe: Probe) -> bool:
-    """Whether a directory is asked for, and no other family is expected in it."""
+    """Return whether the input is a directory, and no family other than torch is expected in it."""
     return probe.is_directory and probe.expected in ("", TORCH)
 
 
 def may_lie_below(probe: Probe, expected: str = "", beside: str = "") -> bool:
-    """Whether a run or a step may be meant: a directory whose checkpoint lies in it or below it, without a sign at the
-    top. It may be of the `expected` family. A directory with a whole model means that model, unless the model was made
+    """Return whether a run or a step may be meant: a directory whose checkpoint is in it or below it, without a sign at
+    the top, maybe of the `expected` family. A directory with a whole model means that model, unless the model was made
     of the shards in `beside`."""
     if probe.expected not in ("", expected) or not probe.is_directory:
         return False
@@ -85,7 +85,7 @@ def may_lie_below(probe: Probe, expected: str = "", beside: str = "") -> bool:
 
 
 def holds_whole(names: Iterable[str]) -> bool:
-    """Whether a directory with these names holds a whole model."""
+    """Return whether a directory with these names holds a whole model."""
     return _holds_safetensors(names) or _holds_set(names) or bool(torch_model(names))
 
 
@@ -94,12 +94,12 @@ def _holds_safetensors(names: Iterable[str]) -> bool:
 
 
 def _holds_set(names: Iterable[str]) -> bool:
-    """Whether a directory with these names holds a set of files of torch.save."""
+    """Return whether a directory with these names holds a set of files of torch.save."""
     return any(is_torch_index(name) or torch_shard().fullmatch(name) for name in names)
 
 
 def is_torch_index(name: str) -> bool:
-    """Whether an index of this name is one of files of torch.save."""
+    """Return whether an index of this name lists files of torch.save."""
     return name.endswith(INDEX) and not name.endswith(_FOREIGN)
 
 

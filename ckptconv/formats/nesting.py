@@ -1,4 +1,4 @@
-"""Takes the tensors out of a state dict. Pure."""
+"""Extracts the tensors of a state dict. Pure."""
 
 from __future__ import annotations
 

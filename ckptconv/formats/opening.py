@@ -39,8 +39,8 @@ def opened(
 def all_opened(
     origin: str | os.PathLike[str] | Source, options: Options, holds: Collection[str], *, recorded: Any = None
 ) -> list[Source]:
-    """Open `origin` with everything that its outputs need, which hold weights, states and so on (see `Kind.holds`).
-    Return one source, with `per_rank` one for each tensor-parallel rank, or those of a pipeline of diffusers.
+    """Open `origin` with all contents (`Kind.holds`) that its outputs need. Return one source, with `per_rank` one for
+    each tensor-parallel rank, or those of a pipeline of diffusers.
 
     Input from a pipe is read now.
     """

@@ -41,7 +41,7 @@ def _several(value: Any) -> Iterable[Any]:
 
 
 def is_optimizer(value: Any) -> bool:
-    """Whether a value is the state dict of an optimizer."""
+    """Return whether a value is the state dict of an optimizer."""
     if not isinstance(value, Mapping) or not isinstance(value.get(_STATE), Mapping):
         return False
     groups = value.get(_GROUPS)

@@ -1,6 +1,5 @@
-"""The formats of input, and what their modules say of single files: a line each, with the names of modules, which are
-imported when their turn comes.
-"""
+"""The formats of input, and their modules' functions for single files: a line each, with the names of modules, which
+are imported when their turn comes."""
 
 from __future__ import annotations
 
@@ -20,12 +19,12 @@ if TYPE_CHECKING:
     from ckptconv.storage.location import Location
 
 Sniff: TypeAlias = "Callable[[Probe], Guess | None]"
-# In the words below, what stands for any digit.
+# The digits, each of which # stands for in the words below.
 _DIGITS = str.maketrans("0123456789", "#" * 10)
 
 
 def has_one(text: str, words: tuple[str, ...]) -> bool:
-    """Whether one of `words` is in `text`; in them, # is any digit."""
+    """Return whether one of `words` is in `text`; # in a word stands for any digit."""
     plain = text.translate(_DIGITS) if words else ""
     return any(word in text or word in plain for word in words)
 
@@ -45,7 +44,7 @@ class KnownFormat:
         self._by = f"{reader.rpartition('.')[0]}.{by}" if by else reader
 
     def sniff(self, probe: Probe) -> Guess | None:
-        """Return how sure it is of what is at a path; None if this is nothing that it reads."""
+        """Return how sure the format is of the content of a path; None if it does not read the path."""
         if not isinstance(self._sniff, str):
             return self._sniff(probe)
         is_asked = (
@@ -74,13 +73,13 @@ class Lone(NamedTuple):
     hollow: bool = False
 
     def may_have(self, file: LoneFile) -> bool:
-        """Whether a file may be of one of these kinds."""
+        """Return whether a file may be of one of these kinds."""
         if has_one(file.place.path, self.words) or any(map(file.has, self.keys)) or (self.hollow and file.is_hollow):
             return True
         return bool(self.part) and next(file.keys(self.part), None) is not None
 
 
-# Families of checkpoints beside those of whole models; and what Megatron-core's are called.
+# Families of checkpoints other than those of whole models, and the name of Megatron-core's for people.
 DCP, DEEPSPEED = "dcp", "deepspeed"
 MEGATRON = "torch_dist checkpoint of Megatron-core"
 # Words in the names of DeepSpeed's files, and keys in them.
@@ -129,9 +128,9 @@ LONE: tuple[Lone, ...] = (
 # The feature that finds formats of other packages, which are asked last. `entries` in its folder has `installed`, which
 # yields them, `named`, the one of a family, and `suspects`: in words, those that may have caused a failure.
 PLUGINS = "plugins"
-# What knows files of other programs, which are not read: the module. There, `check_file`, `check_archive`,
-# `check_directory` and `check_below` raise the error that says what such a path is; `is_sign` tells by a name whether
-# its directory is one.
+# The module that recognizes files of other programs, which are not read. There, `check_file`, `check_archive`,
+# `check_directory` and `check_below` raise an error that describes such a path; `is_sign` tells by a name whether its
+# directory is one.
 FOREIGN: tuple[str, ...] = (
     "ckptconv.features.foreign.known",
 )  # fmt: skip
@@ -154,9 +153,9 @@ JOINING: tuple[str, ...] = (
 BY_RANK = "deepspeed"
 
 
-# What outputs are made of beside weights: what they hold, and the module. There, `needs_states` tells whether options
+# The modules for outputs that hold more than weights, by their contents. There, `needs_states` tells whether options
 # ask for the optimizer's states of the checkpoint at a path, and `fitted` returns a source, which was opened as that
-# path, with all that is needed.
+# path, with all contents that are needed.
 MADE_OF: dict[str, str] = {
     "dcp": "ckptconv.features.dcp_output.taking",
     "megatron": "ckptconv.features.megatron_output.taking",
@@ -199,10 +198,10 @@ FILES_OF_MODELS: dict[str, str] = {
     "": "ckptconv.features.companions.directory",
     ".json": "ckptconv.features.diffusers.files",
 }
-# What copies companions: the step, and the module. There, for the "source" of an output of weights, `accompanied`
-# returns it with its companions, and its target; for a "plan", `planned` returns the plans of these files, with further
-# notices, and `configuration` that of the output; to "verify", `with_copied` returns a source with those that an output
-# has, and `compared` yields them and their originals.
+# The modules that copy companions, by step. There, for the "source" of an output of weights, `accompanied` returns it
+# with its companions, and its target; for a "plan", `planned` returns the plans of these files, with further notices,
+# and `configuration` that of the output; to "verify", `with_copied` returns a source with those that an output has, and
+# `compared` yields them and their originals.
 COPYING: dict[str, str] = {
     "source": "ckptconv.features.companions.deciding",
     "plan": "ckptconv.features.companions.contents",
@@ -215,7 +214,7 @@ def copying(step: str) -> list[Any]:
 
 
 def is_companion_name(name: str) -> bool:
-    """Whether a file of that name may be a companion, which is copied with the weights."""
+    """Return whether a file of that name may be a companion, which is copied with the weights."""
     return any(name in _names_in(module) for end, module in FILES_OF_MODELS.items() if name.endswith(end))
 
 

@@ -1,4 +1,4 @@
-"""Names in the directories of runs and of their steps, by which others tell them. Nothing is read but names.
+"""Names in the directories of runs and of their steps that identify them. Only names are read.
 
 Source: the file names of every release of DeepSpeed; Megatron-LM's, verl's, SkyRL's and EasyR1's checkpointing.
 """
@@ -18,7 +18,7 @@ TRACKERS = {
 }
 # DeepSpeed's, of a training checkpoint and of a universal one; and the longest text of these, in bytes.
 LATEST, LATEST_UNIVERSAL, MAX_TAG = "latest", "latest_universal", 4096
-# The names of all that only say where a checkpoint is.
+# The names of all files that only say where a checkpoint is.
 POINTERS = (*TRACKERS, LATEST, LATEST_UNIVERSAL)
 # Forms of directories that are replaced as a whole: the name of the file next to each, which names it and comes last.
 TREES = {"tree": LATEST_UNIVERSAL, "step": next(iter(TRACKERS))}
@@ -49,7 +49,7 @@ HOLDERS = ("actor", "policy", "trainer", "weights", "model", "dist_ckpt", RELEAS
 
 
 def is_tag_directory(names: Iterable[str]) -> bool:
-    """Whether a directory with these names itself holds the files of a tag of DeepSpeed."""
+    """Return whether a directory with these names itself holds the files of a DeepSpeed tag."""
     patterns = OPTIMIZER_STATES, MODEL_STATES
     return any(re.fullmatch(pattern, name) for name in names if name.endswith(STATES) for pattern in patterns)
 
@@ -64,20 +64,20 @@ def tags_in(place: Location) -> list[str]:
 
 
 def is_numbered(name: str) -> bool:
-    """Whether frameworks give that name to the directory of a step."""
+    """Return whether frameworks give this name to a step's directory."""
     return re.fullmatch(STEP, name) is not None
 
 
 def is_of_optimizer(name: str) -> bool:
-    """Whether a directory of that name holds an optimizer's states."""
+    """Return whether a directory of this name holds an optimizer's states."""
     return re.fullmatch(_OPTIMIZERS, name) is not None
 
 
 def is_of_step(name: str) -> bool:
-    """Whether frameworks give that name to the directory of a step, or to one in it."""
+    """Return whether frameworks give this name to a step's directory, or to one in it."""
     return is_known(name) or is_numbered(name) or name in HOLDERS
 
 
 def is_known(name: str) -> bool:
-    """Whether frameworks give that name to the directory of a model or an optimizer."""
+    """Return whether frameworks give this name to the directory of a model or an optimizer."""
     return bool(re.fullmatch(_MODELS, name)) or is_of_optimizer(name)

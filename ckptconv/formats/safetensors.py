@@ -197,7 +197,7 @@ def _naming_of(content: TensorFiles) -> Any:
 
 
 def _no_weights(content: TensorFiles, warnings: list[str]) -> CkptconvError | None:
-    """If the metadata say that the tensors are no weights, add a warning, and return the error for callers that take
+    """Add a warning if the metadata say that the tensors are no weights, and return the error for callers that take
     them for weights."""
     module = next((NO_WEIGHTS[key] for key in NO_WEIGHTS if key in content.metadata), None)
     if module is None:

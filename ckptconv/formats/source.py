@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from ckptconv.errors import CkptconvError
+from ckptconv.errors import CkptconvError, UsageError
 from ckptconv.formats.wrappers import WRAPPERS, wrapper
 from ckptconv.plan import Input
 from ckptconv.storage.records import Records
@@ -96,11 +96,11 @@ class Quantized(NamedTuple):
 
     @property
     def says(self) -> str:
-        """The configuration that is no longer true, because weights replaced quantized ones; else ""."""
+        """The path of the configuration that no longer holds, because weights replaced quantized ones; else ""."""
         return self.path if self.formats else ""
 
 
-# The beginning of notes on what a conversion leaves out.
+# The beginning of notes on the parts that a conversion leaves out.
 NOT_CONVERTED = "Not converted: "
 # The end of notes on optimizer states, which says how to convert them. The result of several checkpoints has none.
 STATES_ARE_CONVERTED = ". Use convert --optimizer PATH for its states"
@@ -281,7 +281,7 @@ class Source(_Fields):
             if is_so:
                 raise ValueError(f"{self.path}: its {mistake}")
 
-    # Equal only to itself: it may be large, and some of its fields cannot be hashed.
+    # A source is equal only to itself: it may be large, and some of its fields cannot be hashed.
     def __eq__(self, other: object) -> bool:
         return self is other
 
@@ -306,7 +306,7 @@ class Source(_Fields):
 
     @property
     def is_model(self) -> bool:
-        """Whether it has weights, and not only files that belong to the models of a pipeline."""
+        """Whether the source has weights, and not only files that belong to the models of a pipeline."""
         return self.family != PIPELINE
 
     @property
@@ -320,7 +320,7 @@ class Source(_Fields):
         return self.computed.get("dequantize")
 
     def computing(self, **computations: Any) -> Source:
-        """Return it with further `computations`, by the names of `computed`, and without those that are None."""
+        """Return the source with further `computations`, by names of `computed`, without those that are None."""
         every = {**self.computed, **computations}
         return self._replace(computed={name: entry for name, entry in every.items() if entry is not None})
 
@@ -390,6 +390,9 @@ def without_states(note: str) -> str:
     return note.replace(STATES_ARE_CONVERTED, "").replace(THEIR_STATES_ARE_CONVERTED, "")
 
 
+_WHEN_OPENED = ("tag", "exclude_frozen_parameters", "per_rank", "raw", "alone", "master", "unstack", "family")
+
+
 class Opened(Protocol):
     """An object that was opened, and has its `Source`."""
 
@@ -397,9 +400,12 @@ class Opened(Protocol):
     def source(self) -> Source: ...
 
 
-def source_of(origin: str | os.PathLike[str] | Source | Opened) -> str | Source:
-    """Return the `Source` of an opened checkpoint, or itself; a path as text. Raise UsageError for other values."""
+def source_of(origin: str | os.PathLike[str] | Source | Opened, given: Mapping[str, Any] | None = None) -> str | Source:
+    """Return the `Source` of an opened checkpoint, or itself; a path as text. Raise UsageError for others, and for an
+    option that is `given`, but decides how a checkpoint is opened."""
     source = origin if isinstance(origin, Source) else getattr(origin, "source", None)
+    if late := next((name for name in _WHEN_OPENED if (given or {}).get(name) and source is not origin and source), ""):
+        raise UsageError(f"{late} decides how a checkpoint is opened, and this one is open.", "Give its path instead.")
     return source if isinstance(source, Source) else parse_path(origin)
 
 

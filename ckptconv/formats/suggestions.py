@@ -36,7 +36,7 @@ def within(place: Location) -> str:
         words = " ".join(map(shlex.quote, checkpoints)) if len(checkpoints) <= _FEW else "INPUT..."
         return (
             f"It contains several: {some(checkpoints, _FEW, str)}. Give one of them"
-            f"{several('; to convert several: {}', words) or '.'}"
+            f"{several('. To convert several: {}', words) or '.'}"
         )
     if checkpoints:
         return f"Give the checkpoint in this directory: {checkpoints[0]}"
@@ -46,7 +46,7 @@ def within(place: Location) -> str:
 
 
 def is_checkpoint(place: Location) -> bool:
-    """Whether one of our formats is fairly sure to read `place`. A file in a store is not opened for this."""
+    """Return whether a supported format is fairly sure to read `place`. A file in a store is not opened for this."""
     if is_remote(place.path) or place.name.endswith(".json"):  # a set with an index was recognized before
         return False
     try:

@@ -28,7 +28,7 @@ def first_bytes(tensor: LazyTensor, limit: int, storage_options: Mapping[str, An
 
 
 def number_in(value: Any, storage_options: Mapping[str, Any]) -> Any:
-    """Return the number that a tensor of one element holds; any other value as it is."""
+    """Return the number that a tensor of one element holds; any other value unchanged."""
     if not isinstance(value, LazyTensor) or value.numel != 1 or value.dtype.name not in CODES:
         return value
     return struct.unpack(CODES[value.dtype.name], first_bytes(value, value.nbytes, storage_options)[0])[0]

@@ -1,7 +1,7 @@
 """The options of each public call, as types whose keys are the names of the options.
 
-Editors and type checkers read `keywords.pyi`, which scripts/keywords.py makes from the same tables, with the type and
-the help of each option.
+Editors and type checkers read `keywords.pyi`, which scripts/keywords.py generates from the same tables, with the type
+and the help of each option.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FEATURES: dict[str, str] = {
 
 
 def tables() -> dict[str, tuple[Mapping[str, Option], str]]:
-    """Return the options that each type has, and its docstring: of the features too."""
+    """Return the options of each type, and its docstring, for features too."""
     return {**TABLES, **{name: import_module(module).KEYWORDS for name, module in FEATURES.items()}}
 
 

@@ -350,15 +350,17 @@ class _FindingTheModel(TypedDict, total=False):
     """Convert, Average, Distributed, Merge, Rows, Verify."""
 
     model_key: str | None
-    """Store the weights under KEY, such as model; . is the top of the state dict; none leaves out the weights (with
-    --states). Default: .; model in a torch_checkpointing step; or as in --like."""
+    """In a checkpoint of torch.distributed.checkpoint, store the weights under KEY, such as model; . is the top of the
+    state dict; none leaves out the weights, for use with --states. Default: .; model in a torch_checkpointing step;
+    or as in --like."""
 
 
 class _FindingStates(TypedDict, total=False):
     """Convert, Distributed, Rows, Verify."""
 
     optimizer_key: str | None
-    """Store the optimizer states under KEY. Default: optimizer, or as in --like."""
+    """In a checkpoint of torch.distributed.checkpoint, store the optimizer states under KEY. Default: optimizer, or as
+    in --like."""
 
     flat_optimizer: bool
     """Store each state and setting of a parameter under a separate key, like torchtitan and

@@ -98,7 +98,7 @@ def _rules(value: Any, called: str) -> tuple[str, ...]:
 
 
 def parse_rule(text: str, called: str) -> tuple[re.Pattern[str], str]:
-    """Return the pattern and the replacement of a renaming rule. Raise UsageError, naming the option, if it is none."""
+    """Return the pattern and the replacement of a renaming rule. Raise UsageError, naming the option, for others."""
     pattern, equals, replacement = text.rpartition("=")
     if not equals:
         raise UsageError(f"{called} {text!r} is not of the form REGEX=REPLACEMENT.", "Write 'a=b' for a to become b.")
@@ -145,27 +145,26 @@ def _mapping(value: Any, called: str) -> dict[str, Any]:
 
 
 def dtype_name(value: Any, called: str) -> str:
-    """Return the full name of a dtype from its text, short or full, or from a torch dtype; torch is not imported."""
-    text = value if isinstance(value, str) else str(value)
-    if not isinstance(value, str):
-        if not text.startswith("torch."):
-            hint = f"Give the name of a dtype, or a dtype of torch.{_of_some(called)}"
-            raise UsageError(f"{called} {brief(value)} is not a dtype.", hint)
-        text = text.removeprefix("torch.")
+    """Return the full name of a dtype from its text, or from a dtype of torch or numpy, which are not imported."""
+    text = value if isinstance(value, str) else str(getattr(value, "name", getattr(value, "__name__", value)))
+    if not isinstance(value, str) and not (hasattr(value, "itemsize") or text.startswith("torch.")):
+        hint = f"Give the name of a dtype, or a dtype of torch or numpy.{_of_some(called, isinstance(value, Mapping))}"
+        raise UsageError(f"{called} {text if isinstance(value, type) else brief(value)} is not a dtype.", hint)
+    text = text.removeprefix("torch.").removeprefix("numpy.")
     name = SHORT_DTYPES.get(text.lower(), text.lower())
     return name if name in DTYPES else text
 
 
-def _of_some(called: str) -> str:
-    """Return advice on tensors that keep their dtype; "" if no feature takes them."""
+def _of_some(called: str, is_asked: bool) -> str:
+    """Return advice on tensors that keep their dtype; "" if it is not asked for, or no feature takes them."""
     way = "--exclude GLOB --graft INPUT:GLOB" if called.startswith("-") else "exclude=GLOB, graft='INPUT:GLOB'"
-    return "" if missing("graft") else f" To leave some tensors unchanged, use {way}."
+    return "" if not is_asked or missing("graft") else f" To leave some tensors of a conversion unchanged, use {way}."
 
 
 def _dtype(value: Any, called: str) -> str:
     name = dtype_name(value, called)
     if name not in DTYPES:
-        hint = f"Give fp32, bf16, fp16 or keep.{_of_some(called) if re.search('[*=:,]', name) else ''}"
+        hint = f"Give fp32, bf16, fp16 or keep.{_of_some(called, bool(re.search('[*=:,]', name)))}"
         if _CODES.match(name) and not missing("quantize"):
             way = "--quantize fp8-block" if called.startswith("-") else "quantize='fp8-block'"
             hint += f" To write codes and scales, use another option, such as {way}."

@@ -86,12 +86,12 @@ class Option:
 
     @property
     def former_name(self) -> str:
-        """Its former name in Python; "" if it has none."""
+        """The option's former name in Python; "" if it has none."""
         return self.former.lstrip("-").replace("-", "_")
 
     @property
     def accepts(self) -> str:
-        """The type of its values in Python, as type checkers read it."""
+        """The type of the option's values in Python, as type checkers read it."""
         return self.kind.accepts if self.kind is FLAG else f"{self.kind.accepts} | None"
 
     def parse(self, value: Any, called: str = "") -> Any:
@@ -103,14 +103,14 @@ class Option:
         return value if isinstance(value, Default) else self.kind.parse(value, called or self.name)
 
     def parameter(self) -> inspect.Parameter:
-        """Return it as a parameter of a function."""
+        """Return the option as a parameter of a function."""
         import inspect
 
         keyword = inspect.Parameter.KEYWORD_ONLY
         return inspect.Parameter(self.name, keyword, default=self.default, annotation=self.accepts)
 
     def of_environment(self) -> Any:
-        """Return the value that its environment variable gives; None if it is not set, or empty."""
+        """Return the value of the option's environment variable; None if it is not set, or empty."""
         text = os.environ.get(self.env, "") if self.env else ""
         if not text:
             return None
@@ -148,7 +148,7 @@ class FeatureOption(Option):
 
 
 def former_given(former: str, option: Option) -> None:
-    """Tell the caller that `option` was given by its `former` flag."""
+    """Warn the caller that `option` was given by its `former` flag."""
     import warnings
 
     reads = ": it reads the states from PATH" if option.metavar == "PATH" else ""
@@ -187,11 +187,8 @@ class Given:
         cls.table = options_in(cls)
 
     def __init__(self, **values: Any) -> None:
-        for name in values:
-            if name not in self.table:
-                from ckptconv.options.words import unknown
-
-                raise unknown(name, self.table)
+        for name in [name for name in values if name not in self.table]:
+            raise import_module(_WORDS).unknown(name, self.table)
         for name, value in values.items():
             parsed = self.table[name].parse(value)
             if parsed != self.table[name].default:
@@ -232,8 +229,8 @@ deciding = functools.partial(option, decides=True)
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-# The flag of code with a ** parameter, as `inspect` has it.
-_TAKES_KEYWORDS = 0x08
+# The flags of code with a * and a ** parameter, as `inspect` has them; and where wrong arguments are put into words.
+_TAKES_MORE, _TAKES_KEYWORDS, _WORDS = 0x04, 0x08, "ckptconv.options.words"
 
 
 def checked(
@@ -242,14 +239,15 @@ def checked(
     """Decorate a library function: parse its keyword arguments that are options of `table`, and raise UsageError for an
     argument that neither the function nor, if it accepts any keywords, `table` knows. Its signature shows them all.
 
-    `instead` has what to do without options of `convert` that it lacks: {names in one text: advice}. `called` is its
-    public name, if that is another.
+    `instead` has what to do without options that it lacks: {names in one text: advice}. `called` is its public name, if
+    that is another.
     """
 
     def decorate(function: Any) -> Any:
         public_name = called or function.__qualname__.removesuffix(".__init__")
         code = function.__code__
         own_names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        in_order, needed = own_names[: code.co_argcount], code.co_argcount - len(function.__defaults__ or ())
         open_ended = bool(code.co_flags & _TAKES_KEYWORDS)
         known = [*own_names, *(name for name in table if open_ended and name not in own_names)]
         formers = {table[name].former_name: table[name] for name in known if name in table and table[name].former}
@@ -263,13 +261,14 @@ def checked(
                 former_given(option.former, option)
                 keywords[option.name] = keywords.pop(name)
             for name, value in keywords.items():
-                # A function may name an option of a feature that is not here.
+                # A function may name an option of a feature that is not installed.
                 if name not in known or (missing(name) and value):
-                    from ckptconv.options.words import unknown
-
-                    raise unknown(name, known, public_name, instead)
+                    raise import_module(_WORDS).unknown(name, known, public_name, instead, value)
                 if name in table:
                     keywords[name] = table[name].parse(value)
+            lacks = {*own_names[len(args) : needed]}.difference(keywords)
+            if lacks or not (code.co_flags & _TAKES_MORE or len(args) <= len(in_order)):
+                raise import_module(_WORDS).miscounted(public_name, in_order, len(args), lacks, instead)
             return function(*args, **keywords)
 
         if open_ended:

@@ -63,7 +63,7 @@ OPENED: Mapping[str, str] = {
     "megatron_adapters": "map recorded",
     "diffusers": "",
 }
-# Of these, those that do so for an output of weights alone: what it is to be like.
+# Of these, the features that do so for an output of weights alone: they make it like another checkpoint.
 FITTED = ("like",)
 
 
@@ -79,7 +79,7 @@ def missing(name: str) -> str:
 
 
 def several(sentence: str, words: str = "INPUT...") -> str:
-    """Return `sentence` with the command that converts each of several inputs for {}; "" if no feature does."""
+    """Return `sentence` with the command that converts several inputs in place of {}; "" if no feature has one."""
     return "" if missing("output_dir") else sentence.format(f"ckptconv convert {words} --output-dir DIR")
 
 

@@ -1,7 +1,7 @@
 """The table of options: the name, values, default and effect of each.
 
-`Options` are made from it, and so are the command line, the options in a manifest, and the checks of a caller's values.
-A feature whose options no conversion has keeps a table of its own (`options/option.py` has what both are made of).
+`Options` are built from it, and so are the command line, the options in a manifest, and the checks of a caller's
+values. A feature whose options no conversion has keeps its own table (`options/option.py` has the base of both).
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from ckptconv.options.registered import CARRIED_OUT, EXECUTORS, FEATURES, FITTED
 
 # Options with this group are for Python only.
 LIBRARY = "library"
-# The value of an option for a change that is not to be repeated, or undone, though the input's record has it.
+# The value of an option for a recorded change to the input that is not to be repeated or undone.
 NONE = "none"
 
-# The commands that take one checkpoint, whose short help has which part of it to take.
+# The commands that take one checkpoint, whose short help shows the options for the part of it to take.
 _OF_ONE = (
     "convert pt2safetensors safetensors2pt zero-to-fp32 dcp2safetensors safetensors2dcp verify diff inspect virtual "
     "serve patch"
@@ -55,7 +55,7 @@ class Options(Given):
     max_shard_size="5GB", max_shard_size=5_000_000_000. Raise UsageError for an unknown name or an invalid value.
     """
 
-    # Which tensors to convert, and how.
+    # The choice of tensors, and their conversion.
     max_shard_size: int | None = deciding(
         SIZE,
         "Split the output into files of at most SIZE bytes of tensors, such as 5GB or 2GiB.",
@@ -261,8 +261,7 @@ class Options(Given):
                 vars(self).setdefault("copy_config", True)
 
     def buffers(self, far: bool, scattered: bool = False) -> int:
-        """Return the bound on all buffers together, in bytes. `far`: something is remote; `scattered`: most is
-        transposed."""
+        """Return the bound in bytes on all buffers. `far`: something is remote; `scattered`: most is transposed."""
         if self.memory is not None:
             return self.memory
         return FAR_MEMORY if far else SCATTERED_MEMORY if scattered else USUAL_MEMORY
@@ -283,7 +282,7 @@ class Options(Given):
         }
 
     def changing(self) -> dict[str, Any]:
-        """Return those of the options that `open_source` takes for the features that change a source."""
+        """Return the options that `open_source` takes for the features that change a source."""
         return {name: value for name, value in vars(self).items() if name in CHANGING}
 
     def fitting(self) -> dict[str, Any]:
@@ -292,7 +291,7 @@ class Options(Given):
 
     def files(self) -> list[str]:
         """Return the paths of files that specify changes to a source."""
-        return [value for name, value in self.changing().items() if CHANGING[name].kind is PATH]
+        return [value for name, value in self.changing().items() if CHANGING[name].kind.accepts == PATH.accepts]
 
     def reaching(self) -> dict[str, Any]:
         """Return the options that `open_source` takes for any checkpoint: how to access it, and whether to trust it."""
@@ -350,7 +349,7 @@ class _Command:
 
 
 def named_in(names: str, every: Mapping[str, Option] = Options.table) -> dict[str, Option]:
-    """Return the options with these names, but for those of features that are not here."""
+    """Return the options with these names, without those of features that are not installed."""
     return {name: every[name] for name in names.split() if not missing(name)}
 
 
@@ -402,5 +401,5 @@ COMBINING = named_in(
     f"part manifest digest attest depfile dry_run {_REACHED}",
     {**OPTIONS, "to": TO_CHECKPOINT},
 )
-# Which tensors to convert, and how.
+# The choice of tensors, and their conversion.
 TENSORS = tuple(named_in(f"{_OF_TENSORS} {_PART}").values())

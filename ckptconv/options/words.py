@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any
@@ -16,6 +16,7 @@ from ckptconv.text import brief
 
 # The table of the options of `convert`, which imports this module.
 CONVERTING = "ckptconv.options.table"
+_NO_WORDS: Mapping[str, str] = MappingProxyType({})
 WORDS = {
     "-o --out --output --output-file --outfile --output-path --save-path --dst": "Name OUTPUT last.",
     "-i --input --input-dir --checkpoint --checkpoint-dir --checkpoint-path --ckpt --model --src": "Name INPUT first.",
@@ -68,7 +69,7 @@ WORDS = {
     "--add-prefix": "Use --rename '^=PREFIX'.",
 }
 
-# Words for what ckptconv does not do, and what to use instead.
+# Words for conversions that ckptconv lacks, and the programs to use instead.
 ELSEWHERE = {
     "gguf ggml llama.cpp": "GGUF is not written: use convert_hf_to_gguf.py of llama.cpp on a model directory.",
     "onnx tensorrt openvino coreml tflite": (
@@ -92,17 +93,17 @@ ELSEWHERE = {
 
 
 def instead_of(word: str) -> str:
-    """Return what to use for `word`, such as gguf or hf-to-gguf, if ckptconv does not do that; else ""."""
+    """Return the program to use for `word`, such as gguf or hf-to-gguf, if ckptconv lacks that conversion; else ""."""
     word = word.lower().removesuffix(".py").replace("_", "-")
     meant = {word, re.split("2|-|^\\.", word)[-1]}
     return next((text for words, text in ELSEWHERE.items() if meant.intersection(words.split())), "")
 
 
 def unknown(
-    name: str, known: Iterable[str], called: str = "", instead: Mapping[str, str] = MappingProxyType({})
+    name: str, known: Iterable[str], called: str = "", instead: Mapping[str, str] = _NO_WORDS, value: Any = None
 ) -> CkptconvError:
     """Return the error for a keyword argument `name` that is not among `known`, the arguments of the function
-    `called`. `instead` has advice on options of `convert`, as for `checked`."""
+    `called`. `instead` has advice, as in `checked`, where VALUE stands for the given `value`, if that is text."""
     if feature := missing(name):
         return lacking(f"The option {name!r}", feature)
     close = difflib.get_close_matches(name, known, cutoff=0.7)
@@ -110,14 +111,27 @@ def unknown(
     word = f"--{name.replace('_', '-')}"
     for advice in (text for words, text in WORDS.items() if word in words.split()):
         text = re.sub(r"--([\w-]+)", lambda flag: flag[1].replace("-", "_"), advice)
-        meant = text if {name.replace("-", "_") for name in re.findall(r"--([\w-]+)", advice)} <= {*known} else meant
+        named = re.findall(r"--([\w-]+)", advice)
+        meant = text if {flag.replace("-", "_") for flag in named}.issubset(known) else meant
+    meant = "Only the command line has it." if name in ("json", "quiet", "verbose") else meant
     meant = next((text for names, text in instead.items() if name in names.split()), meant)
+    meant = meant.replace("VALUE", repr(value) if isinstance(value, str) else "...")
+    has = f"{called} has {', '.join(sorted({*known} - {'self'}))}."
     if called and name in import_module(CONVERTING).OPTIONS:
-        has = ", ".join(sorted({*known}))
-        return UsageError(f"{called} has no option {name}, unlike convert; its options are {has}.", meant)
-    return UsageError(
-        f"There is no option {name[:100]!r}.", meant or "Use the option names of the command line, with underscores."
-    )
+        return UsageError(f"{called} has no option {name}, unlike convert; {has}", meant)
+    # The options of `convert` are too many to list.
+    names = has if called and len(has) < 450 else "Use the option names of the command line, with underscores."
+    return UsageError(f"There is no option {name[:100]!r}.", meant or names)
+
+
+def miscounted(called: str, names: Sequence[str], count: int, lacks: Iterable[str], instead: Mapping[str, str]) -> Any:
+    """Return the error for a call without the arguments that it `lacks`, or with more than the `names` in order:
+    `count`. `instead` may have advice on that, for *."""
+    shown = f"{called}({', '.join(name for name in names if name != 'self')})"
+    if lacks:
+        return UsageError(f"{shown} lacks {' and '.join(sorted(lacks, key=names.index))}.")
+    given = f"{shown} was given {count - ('self' in names)} arguments without a name."
+    return UsageError(given, instead.get("*", "Give the others by name."))
 
 
 def not_among(value: Any, called: str, choices: tuple[str, ...], words: Mapping[str, str]) -> UsageError:

@@ -27,11 +27,11 @@ _NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 class Elsewhere(str):
-    """A text in the record of an output that says where something lay: it decides nothing."""
+    """A text in an output's record that states a former place. It has no effect."""
 
 
 class From(Elsewhere):
-    """The path of a checkpoint, which a manifest has as it is seen from the output."""
+    """The path of a checkpoint in a manifest, relative to the output."""
 
 
 class Again(NamedTuple):
@@ -111,9 +111,9 @@ class Computing(NamedTuple):
 
 
 class Way(NamedTuple):
-    """A way to compute: its module, the members of a manifest that tell of it, and the options of a
-    conversion that ask for it. If there are none, a command of that name makes such outputs. `remark` is the key under
-    which outputs have it in their metadata, "" if they do not."""
+    """A way to compute: its module, the members of a manifest that record it, and the options of a conversion that ask
+    for it. Without such options, a command of its name makes the outputs. `remark` is its key in the metadata of
+    outputs, "" if it has none."""
 
     module: str
     members: tuple[str, ...] = ()
@@ -122,7 +122,7 @@ class Way(NamedTuple):
 
     @property
     def computing(self) -> Computing:
-        """Its functions."""
+        """The functions of the way."""
         computing: Computing = import_module(self.module).COMPUTING
         return computing
 
@@ -154,7 +154,7 @@ def ways_of(source: Source, options: Options | None = None) -> list[Computing]:
 def restated(
     source: Source, states: Mapping[str, Any], groups: Sequence[Any], ties: Mapping[str, str]
 ) -> Restated | None:
-    """Return an optimizer's states by parameter, and groups of these, as `source` is computed; None: as they are."""
+    """Return an optimizer's states by parameter, and groups of these, as `source` is computed; None: unchanged."""
     return next((way.states(source, states, groups, ties) for way in ways_of(source) if way.states), None)
 
 
@@ -179,8 +179,8 @@ def made_as(heading: Mapping[str, Any]) -> str:
 
 
 def recorded(source: Source, record: Mapping[str, Any], target: Target) -> dict[str, Any]:
-    """Return the members of the heading of an output at `target` that say how it was computed; `record` is the record
-    of its selection."""
+    """Return the members of the heading of an output at `target` that record its computation; `record` is the record of
+    its selection."""
     members = {name: value for way in ways_of(source) for name, value in way.record(source).items()} | {**record}
     order = [member for way in COMPUTED.values() for member in way.members]
     return {name: _seen(members[name], target) for name in order if name in members}
@@ -195,8 +195,7 @@ def _seen(value: Any, target: Target) -> Any:
 
 
 def reported(source: Source, outputs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the fields of a report that say how `outputs`, of each the fields that its selection has, were computed of
-    `source` and others."""
+    """Return the fields of a report on the computation of `source`, and those of its `outputs`' selections."""
     fields = {name: value for way in ways_of(source) for name, value in way.reported(source).items()}
     for output in outputs:
         for name, value in output.items():

@@ -45,8 +45,8 @@ def keys_like(wanted: str, children: Mapping[str, object], above: str) -> str:
 
 
 def check_glob(glob: str, names: Sequence[str], choice: Choice) -> None:
-    """Raise UsageError for a `glob` of a choice that matches none of the tensors' `names`, if it is one of `include`
-    that has matched no value either, or matches a part of the tree with tensors: its values alone are not meant."""
+    """Raise UsageError for a `glob` that matches none of `names`: for one of `include` without any match, and for one
+    that matches a part of the tree with tensors, whose values alone are not meant."""
     is_include = glob in choice.include
     parts = {name[: dot.start()] for name in names for dot in re.finditer(r"\.", name)}
     if fnmatch.filter(parts, glob) or (is_include and not (names and glob in choice.used)):
@@ -72,6 +72,6 @@ def globs_like(glob: str, names: Sequence[str]) -> str:
 
 
 def _respelled(glob: str, names: Sequence[str]) -> str:
-    """Return `glob` with the most similar words of `names` in the place of those that none of them has."""
+    """Return `glob` with each word that is in none of `names` replaced by the most similar word of theirs."""
     words = {word for name in names for word in name.split(".")}
     return re.sub(r"\w+", lambda match: next(iter(difflib.get_close_matches(match[0], words, 1)), match[0]), glob)

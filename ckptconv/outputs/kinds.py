@@ -105,7 +105,7 @@ _STATES = {
 # The directories of a step that accelerate loads with FSDP2: of the weights, and of the optimizer's states.
 ACCELERATE = ("pytorch_model_fsdp_0", "optimizer_0")
 
-# What compares safetensors with their source: it reads them by itself.
+# The module that compares safetensors with their source: it reads them by itself.
 _READER = ".safetensors"
 
 # Kinds by name. The path of an output and the options decide its kind.
@@ -126,7 +126,7 @@ _EVERY: Mapping[str, OutputKind | OfFeature] = {
     "torch-checkpointing": OfFeature("torch_checkpointing", "dcp", to="torch-checkpointing"),
 }
 KINDS = {name: kind for name, kind in _EVERY.items() if isinstance(kind, OutputKind) or kind.exists}
-# The values of `--to` whose features are missing, and these.
+# The values of `--to` whose features are missing, with these features.
 ABSENT = {
     kind.to: kind.feature for kind in _EVERY.values() if isinstance(kind, OfFeature) and kind.to and not kind.exists
 }
@@ -134,7 +134,7 @@ ABSENT = {
 NAMED: Mapping[str, tuple[str, ...]] = {
     kind.to: tuple(name for name, other in KINDS.items() if other.to == kind.to) for kind in KINDS.values() if kind.to
 }
-# Words that people use for them.
+# Words that people use for these values.
 OTHER_WORDS = {
     **dict.fromkeys(("torch", "pytorch", "pth", "bin", "ckpt", "pickle"), "pt"),
     **dict.fromkeys(("st", "safetensor", "hf", "huggingface", "transformers"), "safetensors"),
@@ -190,13 +190,13 @@ def flag(option: str) -> str:
 
 
 def is_set(option: str, options: Options) -> bool:
-    """Whether an option asks for something other than its default."""
+    """Return whether an option asks for something other than its default."""
     value = options.asked(option)
     return value is not None and (value is not False or OPTIONS[option].default is True)
 
 
 def check_options(kinds: Iterable[str], options: Options) -> None:
-    """Raise UsageError for a given option that some output refuses and none of them, which are of `kinds`, heeds."""
+    """Raise UsageError for a given option that some output refuses, if no output of `kinds` heeds it."""
     every = [entry_of(name) for name in kinds]
     for option in ("part", "per_rank", *FURTHER) if options.for_hub else ():
         if is_set(option, options):

@@ -13,7 +13,7 @@ from ckptconv.text import some
 
 
 def notes_of(sources: Sequence[Source], outputs: Sequence[Output], chosen: Options) -> Iterator[str]:
-    """Yield the notes on `sources` and on the `outputs` that are planned of them."""
+    """Yield the notes on `sources` and on the `outputs` that are planned from them."""
     for source in sources:
         yield from source.notes
         idle = (option for output in outputs for option in output.notices.idle)
@@ -28,12 +28,12 @@ def notes_of(sources: Sequence[Source], outputs: Sequence[Output], chosen: Optio
 
 
 def are_weights_left(sources: Iterable[Source], holds: Iterable[str]) -> bool:
-    """Whether outputs that hold this have the optimizers' states alone of `sources`, which have weights too."""
+    """Return whether outputs that hold this have only the optimizers' states of `sources`, which have weights too."""
     return {*holds} == {"optimizer"} and not all(is_optimizer(x) for s in sources for x in entries(s.weights).values())
 
 
 def warnings_of(sources: Sequence[Source], outputs: Sequence[Output], chosen: Options) -> Iterator[str]:
-    """Yield the warnings on `sources`, their references, and the `outputs` that are planned of them."""
+    """Yield the warnings on `sources`, their references, and the `outputs` that are planned from them."""
     references = (source.reference for source in sources if source.reference)
     yield from dict.fromkeys(warning for source in (*sources, *references) for warning in source.warnings)
     yield from (warning for output in outputs for warning in output.notices.warnings)
@@ -50,7 +50,7 @@ def warnings_of(sources: Sequence[Source], outputs: Sequence[Output], chosen: Op
 
 
 def is_inert(outputs: Sequence[Output]) -> bool:
-    """Whether the outputs hold no tensor outside objects of opaque classes (known by name only)."""
+    """Return whether all tensors of the outputs are in objects of opaque classes (known by name only)."""
     return all(output.notices.inert for output in outputs)
 
 
@@ -61,8 +61,7 @@ def _no_model(source: Source, outputs: Sequence[Output], chosen: Options) -> str
     problem = f"holds no tensor, and {classes}, which may have some, are kept as inert data"
     if count:
         problem = f"has all its tensors ({count}) inside {classes}: their names are not those of a model"
-    model = "the object" if count else "one that is a model"
-    advice = f"On a machine with these classes, save the state_dict() of {model} with torch.save, and convert that."
+    advice = "On a machine with these classes, save the state_dict() of the objects, or a dict of their tensors."
     if chosen.raw:
         advice = "Without --raw, whole modules among them become state dicts."
     return f"{source.path} {problem}. The output is not a usable model. {advice}"

@@ -33,7 +33,7 @@ class Named(NamedTuple):
     edit: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
 
     def without_record(self, warning: str) -> Named:
-        """Return it without the structure record, which no longer fits, and with a `warning` of that."""
+        """Return the tensors without the structure record, which no longer fits, and with a `warning` about that."""
         described = self.described._replace(structure=None)
         return self._replace(described=described, structured=False, warnings=(*self.warnings, warning))
 
@@ -54,7 +54,7 @@ def named(source: Source, options: Options) -> Named:
     structured, stored = source.structured and options.structure, source.stored
     if not stored or options.key or stored.tensors.keys() == described.tensors.keys():
         return Named(described, source.owners, structured, choice, optimizers=optimizers)
-    # The record gives other names than the file does, as the output of a conversion that renamed. The file's count.
+    # The record's names differ from the file's, as in the output of a conversion that renamed tensors: use the file's.
     choice = Choice(options.include, options.exclude)
     warnings: tuple[str, ...] = ()
     if structured and (choice or (options.tied != "alias" and stored.aliases)):

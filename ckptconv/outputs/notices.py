@@ -1,4 +1,4 @@
-"""The notices about an output: warnings, notes, idle options, and what a configuration beside it is to say."""
+"""The notices about an output: warnings, notes, idle options, and changes for a configuration next to it."""
 
 from __future__ import annotations
 
@@ -48,6 +48,6 @@ class Notices(NamedTuple):
 
 
 def idle_sentences(idle: Mapping[str, str]) -> Iterator[str]:
-    """Yield options that change nothing, {option: reason}, each in a sentence."""
+    """Yield a sentence for each option that changes nothing, {option: reason}."""
     for option, reason in idle.items():
         yield f"{option} {reason}" + ("" if reason.endswith((".", "?")) else ".")

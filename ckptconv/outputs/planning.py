@@ -65,7 +65,7 @@ class Output(NamedTuple):
 
     @property
     def has_manifest(self) -> bool:
-        """Whether a manifest lies among its files."""
+        """Whether a manifest is among the output's files."""
         return not self.target.is_file and not self.heading["options"].get("for_hub")
 
     @property
@@ -134,7 +134,7 @@ def check_size(output: Output, options: Options) -> None:
 
 
 def check_growth(output: Output, available: int) -> None:
-    """Raise LimitError if an output is out of proportion to the `available` bytes that it is made of."""
+    """Raise LimitError if an output is out of proportion to the `available` bytes of its inputs."""
     most = MAX_GROWTH * available + ROOM_TO_GROW
     if output.plan.nbytes <= most:
         return

@@ -112,7 +112,7 @@ def idle(names: Iterable[str], prefix: str, rules: Sequence[str]) -> dict[str, s
 
 
 def _whole_prefix(prefix: str, name: str) -> str:
-    """Return advice on a prefix that stands later in a name; "" if it does not."""
+    """Return advice on a prefix that occurs later in a name; "" if it does not."""
     before, inside, after = name.partition(f".{prefix}") if prefix else ("", "", "")
     whole = before + inside + "." * after.startswith(".")
     return f": give the whole beginning, {brief(whole, LONGEST)}" if inside else ""

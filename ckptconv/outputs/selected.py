@@ -84,7 +84,7 @@ class Selected(NamedTuple):
         return self.patched(name, tensor) if self.patched else tensor
 
     def stored(self, aliases: Mapping[str, str]) -> dict[str, LazyTensor]:
-        """Return the tensors but for `aliases`, by their new names, each cast as it is stored."""
+        """Return the tensors except `aliases`, by their new names, each cast as it is stored."""
         if self.dtype == "keep" and not self.dtypes and not self.patched:
             if not aliases:
                 return dict(self.tensors)
@@ -141,8 +141,7 @@ class Selected(NamedTuple):
         return self.idle_globs() | renaming.idle(self.first.names, options.strip_prefix, options.rename)
 
     def structure(self, aliases: Mapping[str, str]) -> str | None:
-        """Return the structure record of an output where `aliases` {removed: kept} are stored under other names; None
-        if it needs none."""
+        """Return the structure record of an output with `aliases` {removed: kept}; None if it needs none."""
         record = self.described.structure if self.structured else None
         if record is None or self.of_states:
             return record

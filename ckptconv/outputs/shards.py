@@ -59,8 +59,8 @@ def grouped(names: Iterable[str], files: Mapping[str, str]) -> dict[str, list[st
 def as_in(
     source: Source, tensors: Mapping[str, LazyTensor], grouping: Mapping[str, str], stem: str
 ) -> dict[str, list[str]]:
-    """Return {file: its tensors}, together as in the files of `source`: that which `grouping` says for a tensor, or
-    else the one that its bytes come from."""
+    """Return {file: its tensors}, grouped as in the files of `source`: by `grouping`, or by the files of their
+    bytes."""
     shards = source.shards or list(dict.fromkeys(source.defaults.grouping.values()))
     groups: dict[str, list[str]] = {path: [] for path in shards}
     for name, tensor in tensors.items():

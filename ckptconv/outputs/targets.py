@@ -53,7 +53,7 @@ _OUTPUT_NAMES = {
 
 
 def is_output_name(name: str) -> bool:
-    """Whether an output can have a file of that name."""
+    """Return whether an output may have a file of this name."""
     return any(_is_output_of(stem, name) for stem in _OUTPUT_NAMES)
 
 
@@ -72,7 +72,7 @@ class Directory(NamedTuple):
     shards: tuple[str, ...] = (model_files.SUFFIX,)
 
 
-# The forms of directories whose files have the names of a library's own, by the prefix of these.
+# The forms of directories whose files have a library's own names, by the prefix of these names.
 FORMS = {stem: stem for stem in STEMS} | {MODEL: "directory", ADAPTER: "adapter"}
 # Kinds of directories by the form of an output: see `Target.form`. For a feature's, the module with its `DIRECTORY`.
 DIRECTORIES: Mapping[str, Directory | str] = {
@@ -85,12 +85,12 @@ DIRECTORIES: Mapping[str, Directory | str] = {
 
 
 def directory_of(form: str) -> Directory | None:
-    """Return the kind of directory that an output of a form is; None if it is no directory, or replaced as a whole."""
+    """Return the kind of directory of an output of this form; None if it is no directory, or a whole tree."""
     return kind_of_directory(form) if form in DIRECTORIES else None
 
 
 def kind_of_directory(form: str) -> Directory:
-    """Return the kind of directory that an output of a form, one of `DIRECTORIES`, is."""
+    """Return the kind of directory of an output of this form, one of `DIRECTORIES`."""
     known = DIRECTORIES[form]
     directory: Directory = import_module(known).DIRECTORY if isinstance(known, str) else known
     return directory
@@ -134,7 +134,7 @@ class Target(NamedTuple):
 
     @property
     def form(self) -> str:
-        """How it lies on a disk: "file", one of `TREES`, or of `DIRECTORIES`."""
+        """The form of the output on a disk: "file", one of `TREES`, or of `DIRECTORIES`."""
         form = entry_of(self.kind).form
         return FORMS[self.stem] if form == "directory" else form
 
@@ -144,7 +144,7 @@ class Target(NamedTuple):
 
     @property
     def is_tree(self) -> bool:
-        """Whether it is a directory that is replaced as a whole."""
+        """Whether the output is a directory that is replaced as a whole."""
         return self.form in TREES
 
     @property
@@ -155,7 +155,7 @@ class Target(NamedTuple):
 
     @property
     def takes_copies(self) -> bool:
-        """Whether files of the source may be copied to it."""
+        """Whether files of the source may be copied to the output."""
         directory = directory_of(self.form)
         return directory is not None and directory.copies
 
@@ -177,7 +177,7 @@ def pointer_of(directory: str, form: str = "tree") -> str:
 
 
 def final_path(path: str, form: str, name: str) -> str:
-    """Return the final path of the file `name` of an output at `path`, which lies there as `Target.form` says."""
+    """Return the final path of the file `name` of an output at `path`, which has the form `form` (`Target.form`)."""
     if TREES.get(form) == name:
         return pointer_of(path, form)
     return path if form == "file" else join(path, name)
@@ -232,7 +232,7 @@ def _check_alone(output: str | None, options: Options) -> None:
 
 
 def _check_said(path: str, to: str) -> None:
-    """Raise UsageError if the name of an output says that it is of another kind than `to`."""
+    """Raise UsageError if the name of an output implies another kind than `to`."""
     said, ending = kind_by_suffix(path), os.path.splitext(path)[1]
     if said and said not in NAMED[to]:
         raise UsageError(
@@ -256,8 +256,7 @@ def _resolve(holds: str, path: str, options: Options) -> Target:
 
 
 def kind_of_states(path: str, kind: str) -> str:
-    """Return the kind of an output of optimizer states where one of weights would be of `kind`. Raise UsageError if
-    there is none."""
+    """Return the kind of optimizer states whose weights would be of `kind`. Raise UsageError if there is none."""
     if kind in ("file", "directory"):
         return "states-file" if kind == "file" else "states"
     raise UsageError(
@@ -267,7 +266,7 @@ def kind_of_states(path: str, kind: str) -> str:
 
 
 def resolve_output(path: str, options: Options) -> Target:
-    """Decide of which kind the output of the weights at `path` is to be. Raises UsageError if it can be of none."""
+    """Return the target of the output of weights at `path`. Raises UsageError if no kind of output can be there."""
     if not path:
         raise UsageError("OUTPUT is empty.", "Give a directory, or a name that ends in .safetensors.")
     check_place(path, options.storage_options)
@@ -318,8 +317,8 @@ def _check_above(path: str) -> None:
 
 
 def _resolve_unsaid(place: Location, options: Options) -> Target:
-    """Return the target of a file of the kind that `to` asks for, and its name does not say. It replaces no file that
-    is not known to be such an output."""
+    """Return the target of a file whose kind `to` gives, and its name does not. It replaces no file that is not known
+    to be such an output."""
     path, kind = place.path, NAMED[options.to][0]
     if path.endswith(("/", *CHECKPOINT_SUFFIXES)) or place.kind == "directory":
         called = "a directory" if path.endswith("/") or place.kind == "directory" else "the name of another output"
@@ -416,14 +415,14 @@ def _within(source: Source) -> str:
 
 
 def is_beside(path: str, sources: Iterable[Source]) -> bool:
-    """Whether the directory `path` is that of one of the `sources`."""
+    """Return whether the directory `path` is that of one of the `sources`."""
     read = [source.path for source in sources if is_remote(source.path) or os.path.lexists(source.path)]
     return resolved_name(path) in map(resolved_name, (*read, *map(dirname, read)))
 
 
 def seen_from(target: Target, path: str) -> str:
-    """Return the path of a checkpoint as the manifest of an output at `target` records it: as it is if it is a URL,
-    else relative to the output's directory; "" if only that is a URL."""
+    """Return the path of a checkpoint as the manifest of an output at `target` records it: unchanged if it is a URL,
+    else relative to the output's directory; "" if only the output is a URL."""
     if is_remote(path):
         return path
     return "" if is_remote(target.path) else os.path.relpath(os.path.realpath(path), _directory_of(target))
@@ -488,7 +487,7 @@ def of_part(target: Target, source: Source, options: Options) -> Target:
     if not source.folder:
         return target
     path = join(target.path, source.folder)
-    # What is there already is looked at like any output.
+    # A file that exists there is checked like that of any output.
     return target._replace(path=resolve_output(path, options).path)
 
 

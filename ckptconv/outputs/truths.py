@@ -31,12 +31,12 @@ class Weights(NamedTuple):
 
     @property
     def are_odd(self) -> bool:
-        """Whether they are called what no model's are: some like factors of an adapter, or all like states."""
+        """Whether the names fit no model: some are those of an adapter's factors, or all are those of states."""
         return is_adapter(self.tensors) or (not self.key and all("state." in name for name in self.tensors))
 
 
 def untrue(config: Mapping[str, Any] | None, weights: Weights) -> Iterator[str]:
-    """Yield warnings about a `config` that is to describe `weights`, or about `weights` to publish, which may have
-    none. Of others without one, only odd names are worth a warning."""
+    """Yield warnings about a `config` that is to describe `weights`, or about `weights` to publish, maybe without one.
+    Of other weights without one, only odd names are worth a warning."""
     for module in TRUTHS if config is not None or weights.publishing or weights.are_odd else ():
         yield from import_module(module).untrue(config, weights)

@@ -70,7 +70,7 @@ class Calls:
         self.builders: Mapping[tuple[str, str], Builder] = vocabulary.builders
         self.enums = vocabulary.enums
         self.persistent = vocabulary.persistent or self._opaque_persistent
-        # How many more containers and objects may be made. An empty one is a byte or two, and takes hundreds in memory.
+        # The number of further containers and objects. An empty one is a byte or two, and takes hundreds in memory.
         self.room = limits.objects + size // 4
         self.stack: list[Any] = []
         # Picklers number entries in order, so a list holds them. An entry with an index beyond the end of the list goes
@@ -83,7 +83,7 @@ class Calls:
         self.globals: dict[tuple[str, str], Global] = {}
         self.meanings: dict[tuple[str, str], Any] = {}
         self.known: dict[Global, Constructor] = {}
-        # Names of which a call needs a BUILD to make a value; and names whose `__new__` may take arguments.
+        # Names whose calls need a BUILD to give a value; and names whose `__new__` may take arguments.
         self.unfinished: set[Global] = set()
         self.takes_arguments: set[Global] = set()
         self.opaque: dict[Global, None] = {}
@@ -97,7 +97,7 @@ class Calls:
         self.oddity: CorruptError | None = None
 
     def _is_known(self, module: str, name: str) -> bool:
-        """Whether a dotted name is that of a constructor or constant, wherever its module ends."""
+        """Return whether a dotted name is that of a constructor or constant, wherever its module part ends."""
         tables, steps = (PYTHON, self.vocabulary.constructors, self.constants), f"{module}.{name}".split(".", 8)
         splits = [(".".join(steps[:at]), ".".join(steps[at:])) for at in range(1, len(steps))]
         return not all(table.keys().isdisjoint(splits) for table in tables)
@@ -107,12 +107,11 @@ class Calls:
         raise NotImplementedError
 
     def skip_embedded(self, target: Opaque) -> None:
-        """Read on behind the bytes that `target` stands for, if there are some."""
+        """Continue after the bytes that `target` stands for, if any."""
         raise NotImplementedError
 
     def charge(self, count: int) -> None:
-        """Count `count` objects as made; a large one counts several times. Raises ExcessiveError if there are too
-        many."""
+        """Count `count` objects as made; a large one counts several times. Raise ExcessiveError for too many."""
         self.room -= count
         if self.room < 0:
             raise ExcessiveError("creates more objects than its length allows")
@@ -139,7 +138,7 @@ class Calls:
             if construct is not None:
                 self.known.setdefault(mentioned, construct)
             if construct is None and spelled not in self.constants and spelled not in self.vocabulary.classes:
-                # Of what the vocabulary knows, nothing is suspect.
+                # No name that the vocabulary knows is suspect.
                 self.suspects.update(dict.fromkeys(suspects("of_name", mentioned, Global(*spelled))))
             if spelled in self.builders:
                 self.unfinished.add(mentioned)
@@ -160,7 +159,7 @@ class Calls:
         return mentioned
 
     def _is_of_script(self, name: Any) -> bool:
-        """Whether a class is one of the program that comes with the pickle."""
+        """Return whether a class is one of the program that comes with the pickle."""
         return type(name) is Global and self.enums is not None and name.module.partition(".")[0] == self.enums
 
     def constructor(self, name: tuple[str, str]) -> Constructor | None:
@@ -325,8 +324,7 @@ class Calls:
 
 
 def _as_newobj(name: str, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...], dict[str, Any] | None] | None:
-    """Return class, arguments and keywords of an object made through a helper of `copyreg` (protocols 0 and 1), or
-    None."""
+    """Return class, arguments and keywords of an object made by a helper of `copyreg` (protocols 0, 1), or None."""
     if name == "_reconstructor" and len(args) == 3 and args[1] in _OBJECTS and args[2] is None:
         cls, arguments, kwargs = args[0], (), None
     elif name == "__newobj__" and args:

@@ -67,5 +67,5 @@ def walk(tree: Any, seen: set[int] | None = None) -> Iterator[Any]:
 
 
 def is_tensor(node: Any) -> bool:
-    """Whether a node is a tensor, or one that consists of several."""
+    """Return whether a node is a tensor, or consists of several."""
     return isinstance(node, (LazyTensor, Composite))

@@ -77,7 +77,7 @@ class Keys:
 # The module of the builtins in Python 3 and in Python 2. Protocols 0 to 2 use the Python 2 name.
 BUILTINS = ("builtins", "__builtin__")
 CONSTANTS: dict[tuple[str, str], Any] = {(module, "Ellipsis"): ... for module in BUILTINS}
-# Classes whose `__new__` alone makes the same of arguments as a call does. Without arguments, that of all classes does.
+# Classes whose `__new__` gives the same value for arguments as a call. Without arguments, that of all classes does.
 TAKES_ARGUMENTS = frozenset(
     [("builtins", cls.__name__) for cls in (tuple, frozenset, bytes, str, bool, int, float, complex, range, slice)]
     + [("torch", "Size"), ("torch", "device"), ("numpy", "dtype")]

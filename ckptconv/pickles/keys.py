@@ -44,7 +44,7 @@ class HashedKeys:
         self._tensors: dict[int, tuple[LazyTensor, Opaque]] = {}
 
     def admit_other(self, container: Any, key: Any) -> Any:
-        """Return `key`, or what stands for it, as `Keys.admit` does."""
+        """Return `key`, or the `Opaque` that stands for it, as `Keys.admit` does."""
         if type(key) is Opaque:
             if key.call == "reduce":
                 self._doubtful[id(container)] = container
@@ -61,7 +61,7 @@ class HashedKeys:
         return key
 
     def _holds(self, container: Any, key: Any) -> bool:
-        """Whether `container` has `key` already."""
+        """Return whether `container` has `key` already."""
         return key in container
 
     def _count(self, container: Any, code: int) -> None:
@@ -168,9 +168,9 @@ def _hashed(part: Any) -> list[Any]:
 
 
 def _numbers_in(key: Opaque) -> tuple[int, ...]:
-    """Return the hashes of the numbers that an object is made of, by which its class may hash it.
+    """Return the hashes of the numbers among an object's parts, by which its class may hash it.
 
-    Those of numbers in texts are Python's for a Decimal or a Fraction of them.
+    Numbers in texts have the hashes that Python gives a Decimal or a Fraction of them.
     """
     parts = [*key.args] if isinstance(key.args, tuple) else []
     for state in key.state:
@@ -216,7 +216,7 @@ def _as_python(key: Any, made_of: list[Any] | None = None, units: set[str] | Non
 
 
 def _is_made_of_values(key: Opaque) -> bool:
-    """Whether an object is made by a call with plain values only, which tell it from others."""
+    """Return whether an object is a call on plain values only, which tell it from other objects."""
     if key.call != "reduce" or type(key.cls) is not Global or len(key.args) > _MADE_OF:
         return False
     return all(type(part) in _VALUES for part in key.args)
@@ -252,7 +252,7 @@ def value_of(scalar: NumpyScalar) -> Hashable:
 
 
 def _is_nan(scalar: NumpyScalar) -> bool:
-    """Whether a numpy scalar is a NaN or NaT, which equals no other, and maybe not itself."""
+    """Return whether a numpy scalar is a NaN or NaT, which equals no other, and maybe not itself."""
     if scalar.dtype[1] in "mM":
         return int.from_bytes(scalar.data, "big" if scalar.dtype[0] == ">" else "little", signed=True) == -1 << 63
     value = value_of(scalar)

@@ -206,7 +206,7 @@ def lacks_data(node: Any) -> str:
 
 
 def is_distributed_class(name: str) -> bool:
-    """Whether this is the class of tensors of which each process has a part."""
+    """Return whether this is a class of distributed tensors, of which each process has a part."""
     return name.startswith("torch.distributed.") and name.endswith((".DTensor", ".ShardedTensor"))
 
 

@@ -59,5 +59,5 @@ def parsed(text: str) -> NumpyDtype | None:
 
 
 def is_lacking(text: str) -> bool:
-    """Whether `text` is written as a dtype of plain elements is, and numpy has none of that name."""
+    """Return whether `text` has the form of a dtype of plain elements, and numpy has none of that name."""
     return parsed(text) is None and _NOTATION.fullmatch(text) is not None

@@ -1,6 +1,6 @@
 """The state of a run over a pickle, and a table of the opcodes that are rare in checkpoints.
 
-Those that are frequent stand in the machine's loop, so that no call is needed for them.
+The frequent ones are in the machine's loop, which needs no calls for them.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class State(Calls):
         self.data, self.size, self.pos, self.base, self.around = data, len(data), pos, base, None
 
     def skip_embedded(self, target: Opaque) -> None:
-        """Read on behind the bytes that `target` stands for, if there are some. They follow the frame that it is in."""
+        """Continue after the bytes that `target` stands for, if any. They follow the frame that it is in."""
         assert self.vocabulary.embedded
         skipped = self.vocabulary.embedded(target, self.base + (self.size if self.around else self.pos))
         if skipped is not None:

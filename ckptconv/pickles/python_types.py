@@ -168,7 +168,7 @@ class OtherTypes:
 
 
 def _can_be_sliced(value: Any, levels: int = 4) -> bool:
-    """Whether a slice of `value` is harmless: Python frees slices, like deques, by recursion in C."""
+    """Return whether a slice of `value` is harmless: Python frees slices, like deques, by recursion in C."""
     if type(value) is slice:
         return levels > 0 and all(_can_be_sliced(part, levels - 1) for part in (value.start, value.stop, value.step))
     return type(value) is not deque

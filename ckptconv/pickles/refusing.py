@@ -1,4 +1,4 @@
-"""Whether attacks are refused, or read as inert data; and the registry of the feature that recognizes them."""
+"""The choice to refuse attacks or to read them as inert data; and the registry of the feature that recognizes them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from ckptconv.pickles.nodes import Global
 from ckptconv.process import has_feature, of_feature
 
-# What recognizes attacks: the feature. In `tables`, `of_name` and `of_call` yield the suspects to which a name leads
-# that the vocabulary lacks, or a call that is not known to be data. In `refused`, `refuse_pickle`, `refuse_pickles` and
+# The feature that recognizes attacks. In `tables`, `of_name` and `of_call` yield suspects: of a name that the
+# vocabulary lacks, and of a call that is not known to be data. In `refused`, `refuse_pickle`, `refuse_pickles` and
 # `refuse_file` raise UnsafeError for an attack: as the machine reads it, in bytes, and in a refused file of torch.save.
 ATTACKS = "attacks"
 _refusing: ContextVar[bool] = ContextVar("refusing", default=False)

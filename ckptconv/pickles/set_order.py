@@ -22,8 +22,7 @@ def ordered(elements: Iterable[Any]) -> list[Any]:
 
 
 def _order(element: Any, known: dict[tuple[int, int], list[str]], level: int = 0) -> tuple[str, Any, list[str]]:
-    """Return the sort key of `element`. `known` caches keys of nested sets by identity and level: one may be in
-    many."""
+    """Return the sort key of `element`. `known` caches keys of nested sets by identity and level."""
     kind = type(element)
     natural = element if kind in (int, str, bytes) else 0
     texts: list[str] = []

@@ -25,7 +25,7 @@ _DEVICE = re.compile("[a-z][a-z0-9_]{0,50}(:(?:0|[1-9][0-9]{0,3}))?")
 
 
 def has(constant: TorchConstant) -> bool:
-    """Whether torch has this constant, or a device may have this name."""
+    """Return whether torch has this constant, or a device may have this name."""
     if constant.kind == "device":
         return _DEVICE.fullmatch(constant.name) is not None
     return constant.name in NAMES.get(constant.kind, ())

@@ -1,4 +1,4 @@
-"""Who sees what pickles name and call: the watcher of their readings, and the judge of the objects of each."""
+"""The observers of names and calls in pickles: the watcher of their readings, and the judge of the objects of each."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Claim(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The kind of its content, by whichever command it is written."""
+        """The kind of its content, whichever command writes it."""
         return self.made_as.partition("/")[0]
 
     def final(self, name: str) -> str:
@@ -72,7 +72,7 @@ def claim_of(output: Output, sources: Sequence[Source], options: Options) -> Cla
         target.proposed,
         is_plain and is_beside(within or target.path, sources),
         options.overwrite,
-        # A directory with a manifest is known by that.
+        # A directory with a manifest is identified by that.
         {} if output.has_manifest else {file.name: file for file in output.plan.files},
         within,
         frozenset(_entries(within or target.path, sources)),
@@ -80,7 +80,7 @@ def claim_of(output: Output, sources: Sequence[Source], options: Options) -> Cla
 
 
 def _entries(directory: str, sources: Iterable[Source]) -> Iterator[str]:
-    """Yield the names in `directory` in which the `sources` lie."""
+    """Yield the names in `directory` that are, or contain, the `sources`."""
     above = f"{resolved_name(directory)}/"
     for source in sources:
         place = resolved_name(source.path)

@@ -23,7 +23,7 @@ from ckptconv.storage.marks import CHANGED, marked
 from ckptconv.storage.paths import is_remote
 from ckptconv.storage.reading import Entry, Reader
 
-# Made by a run that was killed while it published: of which kind, its records do not say.
+# The kind of files from a run that was killed while it published: their records do not state any.
 UNFINISHED = "unfinished"
 # Bytes of the beginning of a file in which its form shows.
 _HEAD = 4096
@@ -71,7 +71,7 @@ class Directory:
 
     @functools.cached_property
     def manifest(self) -> Mapping[str, Any] | None:
-        """The manifest in it; None if there is none that is one."""
+        """The manifest in the directory; None if it has no valid one."""
         if MANIFEST not in self.names or self.names[MANIFEST].kind != "file":
             return None
         return _json(self.place.join(MANIFEST), _manifest)
@@ -90,8 +90,8 @@ class Directory:
 
     @functools.cached_property
     def is_being_made(self) -> bool:
-        """Whether files of an output may be under their final names before all are: on a store, where a run of ours has
-        not ended."""
+        """Whether files may have their final names before all of the output's files do: on a store, in an unfinished
+        run of ours."""
         return is_remote(self.place.path) and any(staging.names for staging in self._stagings())
 
     def _stagings(self) -> Iterator[Location]:
@@ -135,7 +135,7 @@ def _head(reader: Reader) -> bytes:
 
 
 def _has_record(reader: Reader) -> bool:
-    """Whether it is a file of safetensors with a record of this program's in its metadata."""
+    """Return whether a file is safetensors with a record of this program's in its metadata."""
     head = _head(reader)
     if not looks_like_safetensors(head, reader.file.size):
         return False

@@ -45,7 +45,7 @@ class Task(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class Result:
-    """A finished file, and the figures of its making."""
+    """A finished file, and the counts of its writing."""
 
     finished: FinishedFile
     tally: Tally = field(default_factory=Tally)

@@ -56,7 +56,7 @@ def files_of(outputs: Sequence[Output], part: Part | None) -> list[list[FilePlan
 
 
 def is_one_upload(output: Output) -> bool:
-    """Whether a remote output is one file: it is complete once it has its name, while shards need an index."""
+    """Return whether a remote output is one file: it is complete once it has its name, while shards need an index."""
     index = output.target.last
     has_index = output.target.is_tree or any(file.name == index for file in output.plan.files)
     return is_remote(output.target.path) and not has_index

@@ -1,4 +1,4 @@
-"""Decides whether files that exist may be replaced by outputs: the rules of `replacing` but for those about inputs."""
+"""Decides whether files that exist may be replaced by outputs: the rules of `replacing` except those about inputs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Present:
         self._same: set[tuple[str, str]] = set()
 
     def check(self, claim: Claim, place: Location) -> None:
-        """Raise UsageError if what lies at the place of a claim may not be replaced."""
+        """Raise UsageError if the entry at the place of a claim may not be replaced."""
         if claim.form == "file":
             self._check_file(claim, place)
         elif claim.form in TREES:
@@ -85,7 +85,7 @@ class Present:
         )
 
     def _is_as_planned(self, claim: Claim, name: str, place: Location) -> bool:
-        """Whether a file that exists has the very bytes that are to be written, so that nothing is lost."""
+        """Return whether an existing file has the very bytes that are to be written, so that nothing is lost."""
         file, entry = claim.plans.get(name), place.entry
         if file is None or entry.kind != "file" or entry.file.size != file.size:
             return False
@@ -123,7 +123,7 @@ class Present:
         if step := next((name for name in sorted(claim.read) if is_numbered(name)), ""):
             raise _above(claim.path, step)
         others, foreign = [], []
-        # The feature that copies companions decides of them.
+        # The feature that copies companions decides about them.
         for name in (name for name in visible if not is_companion_name(name)):
             is_written = name in claim.names or is_ours(name)
             is_input = name in claim.read or (claim.beside and not is_distributed(name))
@@ -147,8 +147,7 @@ class Present:
             )
 
     def check_within(self, place: Location, claims: Sequence[Claim]) -> None:
-        """Raise UsageError if the directory at `place`, in which some outputs are to lie, holds files of other
-        programs."""
+        """Raise UsageError if the directory at `place`, where outputs are to lie, holds files of other programs."""
         directory = Directory(place)
         inside = {basename(claim.path) for claim in claims}.union(*(claim.read for claim in claims))
         visible = [name for name in directory.names if not name.startswith(HIDDEN) and name not in inside]
@@ -170,14 +169,14 @@ class Present:
 
 
 def _is_like(claim: Claim, earlier: str) -> bool:
-    """Whether the output of a claim may replace a file of the kind `earlier`. A last word that is an output of another
-    command is an input; the manifest of rows does not say which command wrote them."""
+    """Return whether the output of a claim may replace a file of the kind `earlier`. A last word that is an output of
+    another command is an input; the manifest of rows does not say which command wrote them."""
     is_last = isinstance(claim.proposed, LastWord) and claim.kind != "rows"
     return earlier == claim.made_as or (earlier == claim.kind and not is_last)
 
 
 def _is_mixed(claim: Claim, name: str) -> bool:
-    """Whether the file `name` in the directory of a claim is not replaced, and read together with the output."""
+    """Return whether the file `name` in a claim's directory is not replaced, and is read together with the output."""
     directory = directory_of(claim.form)
     is_own = directory is not None and directory.is_file(name)
     return name not in claim.names and (is_own or is_read_with_others(name))
@@ -205,7 +204,7 @@ def _foreign(path: str, names: Sequence[str], mixed: Sequence[str], overwrite: b
 
 
 def _above(path: str, step: str) -> UsageError:
-    """Return the error for a directory of a run, in which the `step` that is read lies."""
+    """Return the error for the directory of a run that contains the `step` that is read."""
     own = path if is_numbered(basename(path)) else join(path, step)  # an output in a step looks like another step
     return UsageError(
         f"{path} is the directory of the run, but the input is its step {step}: weights in {path} would be read as "
@@ -224,7 +223,7 @@ def taken_for_input(path: str) -> UsageError:
 
 
 def files_below(place: Location, above: str = "") -> Iterator[str]:
-    """Yield the names of the files below a directory, but for those of stagings."""
+    """Yield the names of the files below a directory, except those of stagings."""
     for name, entry in place.names.items():
         if entry.kind == "directory":
             if not name.startswith(HIDDEN):

@@ -1,4 +1,4 @@
-"""The end of every conversion: check the planned outputs, publish them, and report what was done."""
+"""The end of every conversion: check the planned outputs, publish them, and report the result."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def produce(
 class _Production:
     """Outputs and their inputs.
 
-    `every` are the sources and their references. `inputs` are the files in which those that the plans read are stored:
-    a packed file is read from another.
+    `every` are the sources and their references. `inputs` are the files that store those which the plans read: a packed
+    file is stored in another.
     """
 
     def __init__(self, sources: Sequence[Source], outputs: Sequence[Output], options: Options) -> None:
@@ -104,7 +104,7 @@ class _Production:
     def _replacing(self) -> Replacing:
         theirs = {path for reference in self._references for path in files_behind(reference)}
         theirs.update(path for output in self._outputs if output.target.layout for path in output.target.layout.behind)
-        # A directory may be meant by the configuration in it.
+        # A configuration in a directory may stand for the directory.
         told = [path for file in self._options.files() for path in (file, join(file, CONFIG))]
         named = [*inputs_behind(self._sources), *told]
         read = (file.path for file in self.inputs if file.path not in theirs)
@@ -132,7 +132,7 @@ class _Production:
         )
 
     def report(self, done: Done, started: float) -> Report:
-        """Return the report of what was done, or planned. `started` is as in `produce`."""
+        """Return the report of the conversion, or of its plan. `started` is as in `produce`."""
         sources, outputs, options = self._sources, self._outputs, self._options
         part = part_of(options)
         mine = files_of(outputs, part)

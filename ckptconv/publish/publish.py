@@ -133,8 +133,8 @@ def _is_ours(kind: str, replaces: frozenset[str], name: str) -> bool:
 class Staged(NamedTuple):
     """An output whose files are staged: its path, whether it is a file, and the names of the files.
 
-    There are no names if an earlier run has published it. `manifest` returns its manifest, which lies among the files
-    if `has_manifest`.
+    There are no names if an earlier run has published it. `manifest` returns its manifest, which is among the files if
+    `has_manifest`.
     """
 
     path: str
@@ -388,7 +388,7 @@ class _Run:
         is_forked = any(task.forked for _, task in tasks)
         if self._far or self._options.digest or is_forked:
             threads = 1  # one file at a time has threads of its own for requests, or digests, or processes
-        # The largest first. Those of which a thread would make one alone when the others have ended have all threads.
+        # The largest first. Files for which only one thread would be left when the others have ended get all threads.
         ordered = sorted(tasks, key=lambda job: -job[1].file.size) if threads > 1 else list(tasks)
         total = sum(task.file.size for _, task in tasks)
         shared = sum(task.file.size * threads > total for _, task in ordered) if threads > 1 else len(ordered)
@@ -521,17 +521,17 @@ def complete(
 
 
 def _is_digested(output: Output, options: Options, in_parts: bool) -> bool:
-    """Whether to compute the CRC-32 of the tensors, which costs a tenth of the work and more.
+    """Return whether to compute the CRC-32 of the tensors, which costs a tenth of the work and more.
 
-    They serve where there are several files, or where a manifest is requested; for one file made in a part it may be
-    requested later. The manifest of a directory must be the same whether it is made in parts or not.
+    An output of several files needs them, and so does a manifest that is requested; for one file made in a part it may
+    be requested later. The manifest of a directory must be the same whether it is made in parts or not.
     """
     is_requested = bool(options.manifest) or (in_parts and output.target.is_file)
     return is_requested or sum(bool(file.tensors) for file in output.plan.files) > 1
 
 
 def _is_same(first: LazyTensor, second: LazyTensor, readers: Readers) -> bool:
-    """Whether two tensors have the same bits."""
+    """Return whether two tensors have the same bits."""
     from ckptconv.engine.reader import same  # few checkpoints store a tensor twice
 
     return same(first, second, readers)

@@ -109,7 +109,7 @@ class Replacing:
         return Present(self._options)
 
     def _may_be_any(self, claim: Claim) -> bool:
-        """Whether a claim is one of a file that may be replaced whatever it is."""
+        """Return whether the file of a claim may be replaced whatever it is."""
         is_last = isinstance(claim.proposed, LastWord)
         is_typed = claim.proposed is None or (claim.overwrite and not is_last)
         return claim.form == "file" and self._options.clobber and is_typed
@@ -144,7 +144,7 @@ class Replacing:
 
 
 def _is_inside(inner: Claim, outer: Claim) -> bool:
-    """Whether an output lies in the directory of another that is replaced as a whole."""
+    """Return whether an output is in the directory of another that is replaced as a whole."""
     return outer.form in TREES and _lies_below(inner.path, outer.path)
 
 
@@ -166,7 +166,7 @@ def inputs_behind(sources: Iterable[Source]) -> Iterator[str]:
 class Spared:
     """The files of the checkpoint that is read, and of its reference. No output may replace them, under any name.
 
-    `places` are the paths by where they lead to.
+    `places` are the paths, by their resolved forms.
     """
 
     def __init__(self, paths: Iterable[str], reference: Iterable[str] = ()) -> None:

@@ -139,8 +139,7 @@ class Archive:
         return self._reader.read_at(self.start + offset, length)
 
     def _read_near(self, offset: int, length: int) -> bytes | bytearray:
-        """Read as `read_at` does, into the beginning of a buffer valid until the next call: allocating one takes longer
-        than reading."""
+        """Read as `read_at` does, into a buffer that is valid until the next call: allocating one takes longer."""
         if offset >= self._tail_start or length > DESCRIPTIONS:
             return self.read_at(offset, length)
         self._buffer = self._buffer or bytearray(DESCRIPTIONS)
@@ -342,11 +341,11 @@ class Archive:
         )
 
     def is_any_below(self, beginning: str) -> bool:
-        """Whether the name of a member begins so; `beginning` ends in a slash."""
+        """Return whether any member's name begins with `beginning`, which ends in a slash."""
         return any(name.startswith(beginning) for name in self.rows)
 
     def rows_below(self, *beginnings: str) -> list[int]:
-        """Return the rows of the members whose names begin so, in order. Each of `beginnings` ends in a slash."""
+        """Return the rows of the members whose names begin with one of `beginnings`, each of which ends in a slash."""
         return [row for name, row in self.rows.items() if name.startswith(beginnings)]
 
     # ---- local headers
@@ -358,7 +357,7 @@ class Archive:
     def locate(self, members: Iterable[tuple[str, int]]) -> None:
         """Read and check the local headers of these members, (name, row).
 
-        Only they tell where a payload begins: the padding that aligns it is in the local header, not in the directory.
+        Only local headers show where payloads begin: the directory lacks the padding that aligns them.
         """
         for group, window in self._windows(self._groups(members)):
             self._locate_near(group, window)

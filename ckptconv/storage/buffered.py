@@ -1,4 +1,4 @@
-"""Readers of bytes in memory: of descriptions, of which it keeps what it reads, and of bytes that are all there."""
+"""Readers of bytes in memory: of descriptions, which it keeps as it reads them, and of files held as a whole."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class _Blocks:
 
     def find(self, file: File, offset: int, length: int) -> bytes | None:
         with self._lock:
-            # Most often it is the last one that is wanted again.
+            # Most often the last one is wanted again.
             for key, data in reversed(self._kept.items()):
                 start = key[1]
                 if start <= offset and offset + length <= start + len(data) and key[0] == file:

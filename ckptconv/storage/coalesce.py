@@ -35,5 +35,5 @@ def blocks(runs: Runs) -> Iterator[Runs]:
 
 
 def are_near(runs: Runs) -> bool:
-    """Whether it is best to read several of `runs` at once."""
+    """Return whether it is best to read several of `runs` at once."""
     return bool(runs.grid) and runs.grid[-1][1] - runs.length <= NEAR

@@ -23,9 +23,9 @@ from ckptconv.storage.reading import Reader
 from ckptconv.storage.writing import Writer
 from ckptconv.text import install
 
-# Bytes that are read at a time.
+# Bytes to read at a time.
 READ = 1 << 20
-# Behind every byte of a file.
+# An offset after every byte of a file.
 _NEVER = 1 << 64
 # Offset, size in bytes, and name. The ranges of a file do not overlap.
 NamedRange: TypeAlias = tuple[int, int, str]
@@ -241,7 +241,7 @@ class DigestingWriter(Writer):
         self.digests.file, self.digests.tensors = whole.complete[""], of_ranges.complete
 
     def give_up(self) -> None:
-        """End the threads: the file will not be complete."""
+        """End the threads, because the file will not be complete."""
         with self._lock:
             self._given_up = True
             self._changed.notify_all()
@@ -251,7 +251,7 @@ class DigestingWriter(Writer):
 
 
 def _by_block(offset: int, length: int) -> Iterator[tuple[int, int]]:
-    """Yield the blocks that the `length` bytes at `offset` are in, each with how many of them are."""
+    """Yield the blocks that contain the `length` bytes at `offset`, each with the number of these bytes in it."""
     stop = offset + length
     while offset < stop:
         block = offset // READ

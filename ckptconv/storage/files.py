@@ -68,17 +68,17 @@ def holding(files: Mapping[str, Reader]) -> Iterator[None]:
 
 
 def is_held(path: str) -> bool:
-    """Whether `path` is no path, but the name of something that this process holds."""
+    """Return whether `path` is not a path, but the name of something that this process holds."""
     return path in _held or path in _in_memory
 
 
 def is_far(path: str) -> bool:
-    """Whether `path` is read through fsspec: it is remote, and was not already read and held here."""
+    """Return whether `path` is read through fsspec: it is remote, and was not already read and held here."""
     return is_remote(path) and path not in _held
 
 
 def is_read_far(file: File) -> bool:
-    """Whether a file is remote, and not compressed inside another."""
+    """Return whether a file is remote, and not compressed inside another."""
     return file.packed is None and is_far(file.path)
 
 
@@ -212,7 +212,7 @@ class Readers:
         self._contents: Any = None
         # Bytes that will be read of each packed file.
         self.expected: Mapping[File, int] = {}
-        # By path; those of packed files, which have none, by these.
+        # Readers by path; those of packed files, which have no path, by file.
         self._open: OrderedDict[str | File, Reader] = OrderedDict()
         self._busy: dict[str | File, int] = {}
         self._lock = threading.Lock()
@@ -270,12 +270,12 @@ class Readers:
 
     @property
     def bytes_unpacked(self) -> int:
-        """How many packed bytes were read, since `unpacked` was asked last."""
+        """Number of packed bytes read since the last call of `unpacked`."""
         nbytes: int = self._contents.nbytes if self._contents else 0
         return nbytes
 
     def unpacked(self) -> int:
-        """Return how many packed bytes were read since this was asked last."""
+        """Return the number of packed bytes read since the last call."""
         nbytes = self.bytes_unpacked
         if nbytes:
             self._contents.nbytes = 0

@@ -34,7 +34,7 @@ _PROBE = f"{HIDDEN}spool-"
 
 
 class ForeignError(FailedError):
-    """Something with a name of ours is not ours: it is neither used nor removed."""
+    """An entry with a name of ours is not ours: it is neither used nor removed."""
 
     def __init__(self, path: str, entry: str) -> None:
         super().__init__(
@@ -106,7 +106,7 @@ class Handle:
         return inner
 
     def _is_ours(self, status: os.stat_result) -> bool:
-        """Whether the entry with the stat `status`, in this directory, is private to the current user.
+        """Return whether an entry of this directory with the stat `status` is private to the current user.
 
         Some file systems give everything one owner or one mode: compare with a file created here.
         """
@@ -132,7 +132,7 @@ class Handle:
         return os.stat(name, dir_fd=self.fd, follow_symlinks=False)
 
     def has(self, name: str) -> bool:
-        """Whether there is an entry `name`."""
+        """Return whether there is an entry `name`."""
         with contextlib.suppress(OSError):
             self.stat(name)
             return True

@@ -41,8 +41,7 @@ def leads_out(name: str, directory: str = "") -> str:
 
 
 def check_inside(name: str, where: str, directory: str, *, nested: bool = True) -> None:
-    """Raise UnsafeError unless `name`, which the file `where` contains, is below `directory`; right in it if not
-    `nested`."""
+    """Raise UnsafeError unless `name`, which `where` contains, is below `directory`; right in it if not `nested`."""
     why = leads_out(name, directory)
     if not why and not nested and (name == "." or "/" in name):
         why = "it is a path"

@@ -57,7 +57,7 @@ class Location:
         return inner
 
     def has_file(self, path: str) -> bool:
-        """Whether there is a file at the relative `path` in this directory, which is listed once."""
+        """Return whether this directory, which is listed once, has a file at the relative `path`."""
         if "/" in path:
             return self.join(path).kind == "file"
         return path in self.names and self.names[path].kind == "file"
@@ -87,7 +87,7 @@ class Location:
         return self.entry.kind
 
     def check_file(self, called: str) -> None:
-        """Raise UsageError for what the user calls `called` if no file is here."""
+        """Raise UsageError if no file is here; `called` is the user's name for it."""
         if self.kind != "file":
             what = "does not exist" if self.kind == "missing" else f"is {self.entry.described}, and not a file"
             raise UsageError(f"{called} {what}.")

@@ -11,7 +11,7 @@ from ckptconv.process import needed
 from ckptconv.tensors.lazy import Concat, Convert, LazyTensor, Tagged, View
 from ckptconv.tensors.moves import File
 
-# A byte of deflate stands for at most 1,032 bytes: two bits for 258.
+# A byte of deflate inflates to at most 1,032 bytes: two bits to 258.
 MAX_RATIO = 1032
 # The feature that unpacks packed files. In `unpacking` in its folder, `UNPACKING` has the methods, each with a function
 # that yields the content of a file, given the `File`, its `Packed` and a reader of packed bytes; `Contents` opens

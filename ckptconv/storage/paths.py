@@ -28,7 +28,7 @@ _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*(::|://)")
 
 
 def is_remote(path: str) -> bool:
-    """Whether `path` is a URL that fsspec opens; a file:// URL is not."""
+    """Return whether `path` is a URL that fsspec opens; a file:// URL is not."""
     return bool(_URL.match(path)) and not path.startswith("file://")
 
 
@@ -38,12 +38,13 @@ def real_place(path: str) -> str:
     return resolved(path) if os.path.islink(path) else path
 
 
-# A path or URL that the user gives, as all that is read and written is named.
+# Converts a path or URL from the user to the form in which every input and output is named.
 normalize = parse_path
 
 
 def listed(paths: Paths, none: str = "No path was given.") -> list[str]:
-    """Return one path or several, normalized. Raise UsageError for another value, an empty path, or no path: `none`."""
+    """Return one path or several, normalized. Raise UsageError for another value, an empty path, or no path
+    (`none`)."""
     several = isinstance(paths, Iterable) and not isinstance(paths, (str, bytes, os.PathLike))
     normalized = [normalize(path) for path in (cast("Iterable[str]", paths) if several else [cast("str", paths)])]
     if not normalized:
@@ -66,7 +67,7 @@ def join(directory: str, *names: str) -> str:
 
 
 def is_quoted(place: str) -> bool:
-    """Whether names of files are quoted in such a URL."""
+    """Return whether names of files are quoted in such a URL."""
     return place.startswith(("http://", "https://"))
 
 
@@ -127,7 +128,7 @@ def resolved_name(path: str) -> str:
 
 
 def is_same(first: str, second: str) -> bool:
-    """Whether two paths or URLs are of the same place."""
+    """Return whether two paths or URLs name the same place."""
     return resolved_name(normalize(first)) == resolved_name(normalize(second))
 
 
@@ -147,7 +148,7 @@ def resolving() -> Callable[[str], str]:
 
 
 def is_pipe(path: str) -> bool:
-    """Whether `path` means standard input, or is the name of a pipe that this process was started with."""
+    """Return whether `path` means standard input, or a pipe that this process was started with."""
     if path == STANDARD_INPUT:
         return True
     if not _DESCRIPTOR.fullmatch(path):

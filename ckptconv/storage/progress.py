@@ -37,7 +37,7 @@ AnyProgress: TypeAlias = "bool | Callable[[int], object] | Callable[..., Bar] | 
 
 
 class Announced:
-    """Passes counts on, `total` bytes altogether: it stops when they are reached, and `finish` adds those that lack.
+    """Passes counts on, up to `total` bytes altogether; `finish` adds the bytes that are missing.
 
     For work that counts about as much as was announced. Any thread may call it.
     """
@@ -55,7 +55,7 @@ class Announced:
             self._progress(count)
 
     def finish(self) -> None:
-        """Pass on the bytes that lack."""
+        """Pass on the bytes that are missing."""
         self(self._left)
 
 
@@ -87,7 +87,7 @@ def shown(function: _Function) -> _Function:
 
 
 def counter(progress: AnyProgress | None) -> Progress | None:
-    """Return the `progress` of a function that `shown` decorates, typed as the function that it is there."""
+    """Return the `progress` of a function that `shown` decorates, with its type in that function."""
     return cast("Progress | None", progress)
 
 

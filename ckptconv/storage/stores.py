@@ -1,7 +1,7 @@
-"""URLs: the feature that reads and writes them, and those that know what is special about a scheme.
+"""URLs: the feature that reads and writes them, and the features for single schemes.
 
-The lines here stay where a feature is not: its URLs are refused by name then, as none of them may be written or read as
-if it were any other.
+A line stays where its feature is missing: URLs of its scheme are then refused by name, not read or written like any
+others.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ def plain(path: str) -> str:
 
 
 def is_repository(path: str) -> bool:
-    """Whether files that lie together at `path` belong together, as a framework loads them by one name."""
+    """Return whether files next to each other at `path` are one model, which a framework loads by one name."""
     return is_remote(path) and bool(reached(path).at(path).repository)
 
 
 def hint(path: str, options: Mapping[str, Any]) -> str:
-    """Return advice for a path that leads nowhere, if a store knows what is meant, or what is missing; else ""."""
+    """Return advice for a path that does not exist, if a store knows what is meant, or what is missing; else ""."""
     reaching = of_feature(REMOTE, "reaching")
     return str(reaching.hint(path, options)) if reaching else ""

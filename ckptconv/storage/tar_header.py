@@ -1,15 +1,15 @@
-"""Tells tar archives by their first header, as Python's tarfile does."""
+"""Recognizes tar archives by their first header, as Python's tarfile does."""
 
 from __future__ import annotations
 
-# Bytes at the start of a file that tell whether it is in this format: a tar header.
+# Bytes at the start of a file that show whether it is in this format: a tar header.
 HEAD = 512
 _ASCII = bytes(range(128))
 _SUM = slice(148, 156)
 
 
 def is_tar(head: bytes) -> bool:
-    """Whether a file that begins with `head` (HEAD bytes) is a tar archive.
+    """Return whether a file that begins with `head` (HEAD bytes) is a tar archive.
 
     The checksum of the header decides, as it does for tarfile and so for torch.
     """

@@ -15,9 +15,9 @@ from ckptconv.storage.handles import Handle, resolved
 from ckptconv.storage.marks import mark
 from ckptconv.text import format_size, reason
 
-# The disk begins to write a file that is to be synced each time that so many bytes more are there.
+# The disk begins to write a file that is to be synced each time that this many more bytes are in it.
 _EARLY = 16 << 20
-# The file system finds room for files of so many bytes before they are written: for each write it takes longer.
+# The file system reserves room for files of at least so many bytes beforehand: for each write it takes longer.
 LARGE = 16 << 20
 # Source: linux/fs.h.
 SYNC_FILE_RANGE_WRITE = 2
@@ -85,7 +85,7 @@ class LocalWriter(Writer):
                 raise
 
     def is_at(self, directory: Handle, name: str) -> bool:
-        """Whether the file is still at `name` in `directory`."""
+        """Return whether the file is still at `name` in `directory`."""
         with contextlib.suppress(FileNotFoundError):
             return os.path.samestat(os.fstat(self._fd), directory.stat(name))
         return False
@@ -141,7 +141,7 @@ _CALLS = {"fallocate": "ill", "sync_file_range": "lli"}
 
 @functools.cache
 def call(name: str) -> Callable[..., object] | None:
-    """Return one of `_CALLS`; None where the system has no such call. Its result says whether it succeeded."""
+    """Return one of `_CALLS`; None where the system has no such call. Its result shows whether it succeeded."""
     try:
         import ctypes
 
@@ -155,7 +155,7 @@ def call(name: str) -> Callable[..., object] | None:
 
 @contextlib.contextmanager
 def writing(path: str) -> Iterator[None]:
-    """Turn an OSError into a FailedError that says what to do."""
+    """Turn an OSError into a FailedError with advice."""
     try:
         yield
     except CkptconvError:  # some are OSErrors too, about something else than this path
@@ -199,7 +199,7 @@ def lock(fd: int, path: str, shared: bool = False) -> None:
 
 
 def is_locked(fd: int) -> bool:
-    """Whether a living process has the open file `fd` locked."""
+    """Return whether a living process has the open file `fd` locked."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

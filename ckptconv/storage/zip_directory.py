@@ -61,7 +61,7 @@ def find_end(tail: bytes) -> int:
 
 
 def ends_there(tail: bytes, at: int) -> bool:
-    """Whether the end record at byte `at` of `tail`, with its comment, extends to the end of the archive."""
+    """Return whether the end record at byte `at` of `tail`, with its comment, extends to the end of the archive."""
     return at >= 0 and at + END.size + int.from_bytes(tail[at + 20 : at + 22], "little") == len(tail)
 
 
@@ -151,6 +151,6 @@ def normal(name: str) -> str:
 
 
 def same_inside(name: str, other: str) -> bool:
-    """Whether two names are equal below the outermost directory, or `name` is not ASCII there."""
+    """Return whether two names are equal below the outermost directory, or `name` is not ASCII there."""
     inner = name.partition("/")[2]
     return inner == other.partition("/")[2] or not inner.isascii()

@@ -23,9 +23,11 @@ from ckptconv.storage.zip_directory import (
 
 
 def ends_as_zip(reader: Reader, after: int = 0) -> bool:
-    """Whether a file that does not begin as a zip archive ends as one, whose end record is at byte `after` or later.
+    """Return whether a file ends as a zip archive, with its end record at byte `after` or later, but does not begin as
+    one.
 
-    zipfile opens those, wherever they begin."""
+    zipfile opens those, wherever they begin.
+    """
     directory = directory_in(reader)
     if directory is None or directory.size < ENTRY.size or directory.end < after:
         return False

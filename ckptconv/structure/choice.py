@@ -24,11 +24,11 @@ class Choice:
         return not self.excludes(name) and (not self.include or self.includes(name))
 
     def includes(self, name: str) -> bool:
-        """Whether `name` matches a glob of `include`."""
+        """Return whether `name` matches a glob of `include`."""
         return self._any(name, self.include)
 
     def excludes(self, name: str) -> bool:
-        """Whether `name` matches a glob of `exclude`."""
+        """Return whether `name` matches a glob of `exclude`."""
         return self._any(name, self.exclude)
 
     def _any(self, name: str, patterns: Sequence[str]) -> bool:

@@ -1,4 +1,4 @@
-"""Write the structure record of the names that are chosen, of a tree.
+"""Write the structure record of the chosen names of a tree.
 
 Values have names as tensors do: their path. A value goes into the record if its name is chosen, and a container if its
 name is chosen or anything in it is kept. A shared object has the name of its first occurrence, but is written whole for
@@ -26,7 +26,7 @@ _UNORDERED = frozenset({"set", "frozenset"})
 
 
 class _ChoosingFrame(Frame):
-    """A node being written, and what of it was chosen."""
+    """A node being written, and the chosen parts of it."""
 
     rule = _WHOLE
     owner: tuple[Any, Any] = (None, None)  # where this node is: the list or dict, and the index or key
@@ -64,7 +64,7 @@ class ChoosingEncoder(RecordEncoder[_ChoosingFrame]):
         self.choice = choice
         self.rule = _WHOLE  # of the child that is being opened
         self.holding: set[int] = set()
-        # The nodes of the table that were written incomplete, and the rule for which they were.
+        # The nodes of the table that were written incomplete, each with the rule that applied.
         self.spoilt: dict[int, int] = {}
 
     def encode(self, tree: Any) -> Any:
@@ -138,7 +138,7 @@ class ChoosingEncoder(RecordEncoder[_ChoosingFrame]):
         return True
 
     def _refer(self, value: Any, form: Form, identity: Hashable, prefix: str) -> tuple[int, _ChoosingFrame | None]:
-        """Do the same; a container that was written incomplete is written again if the rule gives more."""
+        """Do as `RecordEncoder._refer` does, but write an incomplete container again if the rule gives more."""
         index = self.indices.get(identity)
         if index is not None and self.rule > self.spoilt.get(index, self.rule):
             del self.indices[identity]

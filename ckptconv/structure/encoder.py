@@ -47,7 +47,7 @@ COMPOSITE = "composite"
 
 
 def _is_state_dict_metadata(frame: Frame, at: int) -> bool:
-    """Whether child `at` is the attribute that torch sets on every state dict: the versions of its modules."""
+    """Return whether child `at` is the attribute that torch sets on every state dict: the versions of its modules."""
     value = frame.children[at]
     if frame.form.tag != "odict" or at or type(value) is not dict or list(value) != ["_metadata"]:
         return False
@@ -73,7 +73,7 @@ class Leaf:
 
     @property
     def storage_nbytes(self) -> int:
-        """The size of its storage, as far as this tensor tells."""
+        """The size of its storage, as far as this tensor shows."""
         nbytes: int = self.facts.storage_nbytes or self.bare.nbytes
         return nbytes
 
@@ -108,7 +108,7 @@ class Frame:
         self.valued = False  # whether there are values in it
 
     def of_values(self, at: int) -> bool:
-        """Whether child `at` is a value in this node, which may be removed, rather than a part that defines it."""
+        """Return whether child `at` is a value of this node, which may be removed, not a part that defines it."""
         form = self.form
         if at < len(form.fields):
             return form.fields[at] in _OF_VALUES
@@ -338,7 +338,7 @@ class RecordEncoder(Generic[FrameT]):
             self.valued_at.add(frame.at - 1)
 
     def _met(self, met: Mapping[str, Any], frame: FrameT, index: int | None = None) -> None:
-        """List objects that were met in a frame's child, whose node may be one in the table, written before."""
+        """Note the objects found in a frame's child, whose node may be one of the table, written before."""
         self.found.update(met)
         if index in self.valued_nodes:
             self._mark(frame)
@@ -396,7 +396,7 @@ class RecordEncoder(Generic[FrameT]):
         return inner
 
     def _is_dropped(self, left: Any, name: str, value: Any, frame: FrameT) -> bool:
-        """Write that an object was left out, if it was by `leave_out`, which returned `left`; return whether it was."""
+        """Write that an object was left out, if `leave_out` returned so (`left`); return whether it was."""
         if left is not True:
             return False
         self._met({name: value}, frame)
@@ -467,8 +467,7 @@ class RecordEncoder(Generic[FrameT]):
         self._note_storage(node, leaf)
 
     def _attributes(self, node: dict[str, Any], name: str, value: Any, frame: FrameT) -> FrameT | None:
-        """Write the attributes of a tensor of `frame` in the table; return a frame for their contents, if not yet
-        written."""
+        """Write the attributes of a tensor of `frame` in the table; return a frame for contents not yet written."""
         met: Mapping[str, Any] = {}
         if self.leave_out and type(value) in FOREIGN:
             place = f"{name}.attributes"

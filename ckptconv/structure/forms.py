@@ -1,4 +1,4 @@
-"""How values are written in a structure record: texts, and the form of each type."""
+"""The form of each type and of texts in a structure record."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _base64(data: bytes) -> str:
 
 
 class Form(NamedTuple):
-    """How a type is written: `tag`, fields by name, then its elements, or its keys and values."""
+    """The form of a type in a record: `tag`, fields by name, then its elements, or its keys and values."""
 
     tag: str
     children: Callable[[Any], Sequence[Any]]

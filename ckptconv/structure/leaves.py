@@ -31,12 +31,12 @@ def live(name: str, example: Any) -> Any:
 
 
 def is_imported() -> bool:
-    """Whether torch is imported."""
+    """Return whether torch is imported."""
     return sys.modules.get("torch") is not None
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether `value` is a torch tensor."""
+    """Return whether `value` is a torch tensor."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
@@ -53,6 +53,6 @@ _text_of = functools.lru_cache(maxsize=256)(str)
 
 @functools.lru_cache(maxsize=4096)  # there are many tensors, but few distinct shapes
 def is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether elements laid out by `strides` are dense, with the dimensions in some order."""
+    """Return whether elements with these `strides` are dense, with the dimensions in some order."""
     order = sorted(range(len(shape)), key=lambda dim: -strides[dim])
     return is_contiguous(tuple(shape[dim] for dim in order), tuple(strides[dim] for dim in order))

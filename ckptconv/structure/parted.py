@@ -85,8 +85,8 @@ def without(metadata: Mapping[str, str]) -> dict[str, str]:
 
 
 def assembled(flat: Mapping[str, Any], metadata: Mapping[str, str]) -> Mapping[str, Any]:
-    """Return the state dict of which a library stored the tensors `flat`, as a pickle of it would have it. A tensor of
-    which something is not known remains in parts."""
+    """Return the state dict whose tensors a library stored as `flat`, as a pickle of it would have it. A tensor with an
+    unknown detail remains in parts."""
     for parting in _written(metadata):
         flat = parting.assembled(flat, metadata)
     return flat
@@ -104,7 +104,7 @@ def metadata_of(known: Mapping[str, PartedTensor], names: Mapping[str, str]) -> 
 
 
 def _written(metadata: Mapping[str, str]) -> Iterator[Parting]:
-    """Yield how those libraries store tensors that wrote the `metadata`."""
+    """Yield the ways to store tensors in parts of the libraries that wrote the `metadata`."""
     return (_parting(begins) for begins, (key, _) in PARTED.items() if key in metadata)
 
 

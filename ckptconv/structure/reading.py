@@ -1,4 +1,4 @@
-"""Reads structure records, and what they say of tensors. Nothing in a record is trusted."""
+"""Reads structure records and their descriptions of tensors. Nothing in a record is trusted."""
 
 from __future__ import annotations
 
@@ -135,8 +135,8 @@ def corrupt(reason: str) -> NoReturn:
 def expect(condition: object, reason: str) -> None:
     """Raise CorruptError for `reason` unless `condition` holds.
 
-    A reason that has to be made, for each of a million tensors, costs more than most conditions: there, ask first, and
-    call `corrupt`.
+    To build a reason for each of a million tensors costs more than most conditions: there, check first, and call
+    `corrupt`.
     """
     if not condition:
         corrupt(reason)

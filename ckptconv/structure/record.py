@@ -1,4 +1,4 @@
-"""The structure record of a tree: what its writer and its reader share. docs/structure.md has its grammar."""
+"""The structure record of a tree: the parts that its writer and its reader share. docs/structure.md has its grammar."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ VERSION = 1
 NESTED = 60
 # The places of the record: in the metadata of a single file, or in a file of its own next to several.
 METADATA_KEY = "ckptconv.structure"
-# The name in a header under which the metadata are.
+# The name of the metadata in a header.
 METADATA = "__metadata__"
-# The metadata entry that holds the map by which an output got its names and layouts.
+# The metadata entry for the map that gave an output its names and layouts.
 MAP_KEY = "ckptconv.map"
 FILE_NAME = "ckptconv.structure.json"
 # Keys of the metadata with a meaning of their own, which are never aliases.

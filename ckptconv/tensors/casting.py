@@ -34,7 +34,7 @@ def cast(tensor: LazyTensor, dtype: DType) -> LazyTensor:
 
 
 def rounded(tensor: LazyTensor, dtype: DType) -> LazyTensor:
-    """Return a computed `tensor` in `dtype`, for now: `cast` and `unrounded` go back to the computed numbers."""
+    """Return a computed `tensor` in `dtype`, for now: `cast` and `unrounded` return to the computed numbers."""
     if dtype.itemsize > 2:
         tensor = _products(tensor)
     if tensor.dtype == dtype:
@@ -55,7 +55,7 @@ def unrounded(tensor: LazyTensor) -> LazyTensor:
 
 
 def _made_of(tensor: LazyTensor) -> Iterator[LazyTensor]:
-    """Yield the expressions whose elements `tensor` has unchanged, in any order."""
+    """Yield the expressions whose elements are in `tensor` unchanged, in any order."""
     if isinstance(tensor, Concat):
         for part in tensor.parts:
             yield from _made_of(part)
@@ -79,7 +79,7 @@ def _within(tensor: LazyTensor, change: Callable[[LazyTensor], LazyTensor], dtyp
 
 
 def _products(tensor: LazyTensor) -> LazyTensor:
-    """Return dequantized weights as the products that they are, not rounded to the dtype of their scales."""
+    """Return dequantized weights as products, not rounded to the dtype of their scales."""
     if isinstance(tensor, Concat) or _is_view(tensor):
         return _within(tensor, _products, tensor.dtype)
     from ckptconv.tensors.computing import Tiled  # few are
@@ -89,7 +89,7 @@ def _products(tensor: LazyTensor) -> LazyTensor:
 
 
 def is_decoded(tensor: LazyTensor) -> bool:
-    """Whether a tensor is made of codes, or some of it is."""
+    """Return whether a tensor, or a part of it, is decoded from codes."""
     from ckptconv.tensors.computing import Tiled
 
     if isinstance(tensor, Tiled) and tensor.tiling.decodes:

@@ -109,7 +109,7 @@ class Axis(NamedTuple):
 
 
 class Computed(Composed):
-    """A tensor computed of several others, tile by tile: a tile needs only parts of them."""
+    """A tensor computed from several others, tile by tile: a tile needs only parts of them."""
 
     __slots__ = ()
     # Bytes at a multiple of which each input begins in the source of a tile.
@@ -150,7 +150,7 @@ class Computed(Composed):
 
     @property
     def _widest(self) -> int:
-        """The bytes of an element, or those that are read for it if they are more."""
+        """The bytes of an element, or of the input read for it if these are more."""
         return self.dtype.itemsize
 
 
@@ -224,7 +224,7 @@ class Tiled(Computed):
     @property
     def scattered(self) -> bool:
         along = [axis.dim for axis in self.axes[0] if self.shape[axis.dim] > 1]
-        # Rows of which several are needed whole are made together.
+        # Rows that need several whole rows of an input are computed together.
         deep = any(side > 1 for side, extent in zip(self.whole[:-1], self.shape, strict=False) if extent > 1)
         return along != sorted(along) or deep or self.parts[0].scattered
 
@@ -234,7 +234,7 @@ class Tiled(Computed):
 
     @property
     def tiling(self) -> Tiling:
-        """How its tiles are made."""
+        """The division into tiles."""
         tiling: Tiling = getattr(self.kernel, "tiling", _TILING)
         return tiling
 
@@ -292,7 +292,7 @@ class Tiled(Computed):
                 extent for axis, extent in zip(axes, part.shape, strict=True) if not axis.num
             )
             if len(needed) == 1 and needed != {len(self.shape) - 1}:
-                # A tile of whole rows needs it once for each; one of a part of a row, once.
+                # A tile of whole rows needs it once for each row; a tile of a part of a row, once.
                 most = min(most, max(MOST_NEEDED // max(length, 1), 1) * columns)
             elif needed and length * columns > MOST_NEEDED:
                 most = min(most, max(MOST_NEEDED // length, 1))
@@ -320,7 +320,7 @@ class Tiled(Computed):
             yield part, tuple(first for first, _ in spans), tuple(last - first for first, last in spans)
 
     def _input(self, part: LazyTensor, starts: tuple[int, ...], counts: tuple[int, ...]) -> tuple[LazyTensor, int, int]:
-        """Return the box of `part` as a tensor and an interval of it."""
+        """Return the box of `part`, as a tensor and an interval of its bytes."""
         item, steps = part.dtype.itemsize, contiguous_strides(part.shape)
         first = sum(start * step for start, step in zip(starts, steps, strict=True))
         if is_contiguous(counts, steps):

@@ -78,10 +78,10 @@ _CAST_TO = SUMMED
 
 
 def can_cast(source: str, target: str) -> bool:
-    """Whether elements of dtype `source` can be cast to dtype `target`."""
+    """Return whether elements of dtype `source` can be cast to dtype `target`."""
     return source == target or (source in _CAST_FROM and target in _CAST_TO)
 
 
 def is_differentiable(dtype: str) -> bool:
-    """Whether tensors of the dtype with this name can require gradients."""
+    """Return whether tensors of the dtype with this name can require gradients."""
     return dtype not in DTYPES or DTYPES[dtype].kind in "fc"

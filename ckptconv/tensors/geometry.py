@@ -63,8 +63,8 @@ def bands(
 
 
 class Tile(NamedTuple):
-    """A block of a tensor: `target`: where its elements go (bytes), and of each dimension the first index and how many
-    there are."""
+    """A block of a tensor: `target` is where its elements go (bytes); `starts` and `counts` are its first index and
+    extent in each dimension."""
 
     target: Runs
     starts: tuple[int, ...]
@@ -115,8 +115,8 @@ def _block(shape: tuple[int, ...], by_source: list[int], by_result: list[int], r
 
 
 def _of_odd_lines(tile: tuple[int, ...], dim: int, shape: tuple[int, ...], item: int) -> tuple[int, ...]:
-    """Return the extents of a block whose runs along `dim`, if it is cut, have an odd number of cache lines: where the
-    runs that were read begin, is then any line of the cache."""
+    """Return the extents of a block whose cut runs along `dim` have an odd number of cache lines, so that the runs that
+    were read begin at any line of the cache."""
     lines = tile[dim] * item // _LINE
     if tile[dim] == shape[dim] or lines < _FEW_LINES:
         return tile
@@ -124,7 +124,7 @@ def _of_odd_lines(tile: tuple[int, ...], dim: int, shape: tuple[int, ...], item:
 
 
 def _run(shape: tuple[int, ...], dims: list[int], tile: tuple[int, ...]) -> int:
-    """Return how many elements of a block are contiguous, `dims` being in the order of their strides."""
+    """Return the number of elements of a block that are contiguous; `dims` are in the order of their strides."""
     run = 1
     for dim in dims:
         run *= tile[dim]
@@ -306,8 +306,8 @@ def spread(move: Move, width: int, row: int, begin: int) -> Iterator[Move]:
 
 
 def _regular(offset: int, axis: tuple[int, int], width: int) -> Iterator[tuple[int, int]]:
-    """Yield the indices of an axis, of which the first is at byte `offset`, in as few intervals as begin and end where
-    rows of `width` bytes do; one by one if there are no such."""
+    """Yield the indices of an axis whose first is at byte `offset`, in as few intervals as begin and end where rows of
+    `width` bytes do; one by one if there are none."""
     count, distance = axis
     per_row, left_over = divmod(width, distance)
     if left_over or not per_row:
@@ -322,7 +322,7 @@ def _regular(offset: int, axis: tuple[int, int], width: int) -> Iterator[tuple[i
 
 
 def _spread_runs(runs: Runs, width: int, row: int, begin: int) -> Runs | None:
-    """Return where `runs` are in the wider tensor of `spread`; None if that is not at regular distances."""
+    """Return the places of `runs` in the wider tensor of `spread`; None if they are not at regular distances."""
     offset, length, grid = runs
     first, low = divmod(offset, width)
     if not low and length > width and not length % width:

@@ -44,8 +44,7 @@ _LONG_RUN, _FEW_RUNS = 4096, 16
 
 
 class Lost(NamedTuple):
-    """How many finite values became infinite, and how many that are not zero became zero, in casts; and how many sums
-    are NaN."""
+    """Numbers of finite values that casts made infinite, of nonzero values that casts made zero, and of NaN sums."""
 
     infinite: int = 0
     zero: int = 0
@@ -123,12 +122,12 @@ def pick(data: memoryview, runs: Runs, out: memoryview | None = None) -> memoryv
 
 
 def is_zero(data: memoryview) -> bool:
-    """Whether all bytes are zero."""
+    """Return whether all bytes are zero."""
     return not numpy_module().frombuffer(data, "u1").any()
 
 
 def _result_size(kernel: Kernel, size: int) -> int:
-    """Return how many bytes `kernel` makes from `size` bytes. Raises ValueError if those are not whole elements."""
+    """Return the size of the result of `kernel` for `size` bytes. Raises ValueError if those are not whole elements."""
     if isinstance(kernel, Gather):
         return math.prod(kernel.shape) * kernel.itemsize
     if isinstance(kernel, Tile):

@@ -81,19 +81,19 @@ class LazyTensor:
 
     @property
     def computed(self) -> bool:
-        """Whether elements are computed of several, which takes longer than to move them, or to cast them."""
+        """Whether each element is computed from several, which takes longer than a move or a cast."""
         return False
 
     @property
     def grain(self) -> int:
-        """The bytes of a row of a tensor that is computed by rows: cut within one, it is computed in more tiles. 0 if
-        it may be cut anywhere."""
+        """The bytes of a row of a tensor computed by rows: cuts within a row make more tiles. 0: it may be cut
+        anywhere."""
         return 0
 
     @property
     def cast_from(self) -> int | None:
-        """The bytes that an element takes where its kernel casts it as it makes it: 0 if only some rows are made at a
-        time. None if it is cast after that."""
+        """The bytes of an element before its kernel casts it; 0 if only some rows are computed at once, None without a
+        cast."""
         return None
 
     def inputs(self) -> tuple[File, ...]:
@@ -476,7 +476,7 @@ class Convert(Derived):
 
     @property
     def _cast_from(self) -> int | None:
-        """As `cast_from` of the tensor whose kernel casts its elements, and may do it for this."""
+        """The `cast_from` of the innermost tensor, whose kernel then casts its elements for this cast too."""
         tensor = self.tensor
         while isinstance(tensor, (View, Tagged)) and tensor.dtype == tensor.tensor.dtype:
             tensor = tensor.tensor
@@ -484,7 +484,7 @@ class Convert(Derived):
 
     @property
     def _widest(self) -> int:
-        """The most bytes that an element takes on the way."""
+        """The most bytes that an element takes during its conversion."""
         source = self._cast_from
         return max(self.dtype.itemsize, self.tensor.dtype.itemsize if source is None else source)
 
@@ -547,7 +547,7 @@ class TensorFacts(NamedTuple):
 
 
 class Tagged(Derived):
-    """A leaf of a state dict: `tensor`, and the facts about it that its bytes do not tell."""
+    """A leaf of a state dict: `tensor`, and the facts about it that its bytes do not show."""
 
     __slots__ = ("facts", "tensor")
 
@@ -568,7 +568,7 @@ class Tagged(Derived):
 
 
 def _makes_boxes(tensor: LazyTensor) -> bool:
-    """Whether the moves of `tensor` in source order are boxes of its own dimensions, as those of a wider tensor are."""
+    """Return whether the source-order moves of `tensor` are boxes of its own dimensions, as a wider tensor's are."""
     if isinstance(tensor, (Tagged, Convert)):
         return _makes_boxes(tensor.tensor)
     return all(map(_makes_boxes, tensor.parts)) if isinstance(tensor, Concat) else isinstance(tensor, Stored)
@@ -593,7 +593,7 @@ class Handle:
 
     @property
     def lazy(self) -> LazyTensor:
-        """The expression that says where its bytes are."""
+        """The expression that gives the place of its bytes."""
         raise NotImplementedError
 
 
@@ -602,12 +602,12 @@ def untagged(tensor: LazyTensor) -> LazyTensor:
     return tensor.tensor if isinstance(tensor, Tagged) else tensor
 
 
-# The facts of a tensor of which none are known.
+# The facts of a tensor without known facts.
 NO_FACTS = TensorFacts()
 
 
 def facts_of(tensor: LazyTensor) -> TensorFacts:
-    """Return the facts that are known of a tensor."""
+    """Return the known facts about a tensor."""
     return tensor.facts if isinstance(tensor, Tagged) else NO_FACTS
 
 

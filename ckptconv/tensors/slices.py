@@ -1,4 +1,4 @@
-"""Slices of lazy tensors, as lazy tensors: which bytes of which files they need. Pure."""
+"""Slices of lazy tensors, as lazy tensors that need only some bytes of the files. Pure."""
 
 from __future__ import annotations
 

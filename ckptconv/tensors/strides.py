@@ -27,7 +27,7 @@ def _contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether elements of `shape` laid out by `strides` (in elements) are dense and in C order."""
+    """Return whether elements of `shape` with these `strides` (in elements) are dense and in C order."""
     step = 1
     for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
         if extent == 0:

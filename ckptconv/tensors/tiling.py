@@ -1,4 +1,4 @@
-"""Tiles of a tensor that the files have in another order than the output: each is moved by itself. Pure."""
+"""Tiles of a tensor that the files have in another order than the output: each is moved separately. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LONG = 4096
 
 
 def is_interleaved(tensor: LazyTensor) -> bool:
-    """Whether a tensor is joined of parts that take turns, a few bytes of each."""
+    """Return whether a tensor is joined from parts that alternate every few bytes."""
     if isinstance(tensor, Concat):
         rows = math.prod(tensor.shape[: tensor.dim])
         short = any(0 < part.nbytes < _LONG * rows for part in tensor.parts)
@@ -43,7 +43,7 @@ def joined_tiles(tensor: LazyTensor, limit: int) -> Iterator[Move]:
 
 
 def _strides(tensor: LazyTensor) -> tuple[int, ...]:
-    """Return how far apart the elements of a tensor are in its first file, as far as that is known.
+    """Return the distances between the elements of a tensor in its first file, as far as they are known.
 
     The parts of a joined tensor are far apart.
     """

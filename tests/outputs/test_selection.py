@@ -376,7 +376,7 @@ def test_a_part_of_a_wrappers_prefix_is_met_with_the_whole(tmp_path: Path) -> No
     weights = {f"module._orig_mod.{name}": torch.ones(1) for name in "ab"}
     torch.save(weights, tmp_path / "x.pt")
     torch.save({"state_dict": weights, "epoch": 1}, tmp_path / "trained.pt")
-    told = "begins with 'module._orig_mod.', the prefix of a model wrapper; "
+    told = "begins with 'module._orig_mod.', a model wrapper's prefix; "
     for name, key in (("x.pt", ()), ("trained.pt", ("--key", "state_dict"))):
         words = ("convert", tmp_path / name, tmp_path / "out", *key)
         half = done(ckptconv_here(*words, "--strip-prefix", "module.")).out

@@ -9,5 +9,5 @@ from __future__ import annotations
 PAGES = ()
 SCRIPTS = ("test_trainers.py",)
 FILES = ("examples/load_transformers.py", "examples/load_zero.py")
-# What it builds on: a loaded state has live tensors and values.
+# The features that it builds on: a loaded state has live tensors and values.
 NEEDS = ("live_objects", "unflattening")

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, Literal, overload
 
-from ckptconv.errors import NoTensorError, UsageError
+from ckptconv.errors import NoTensorError, OutOfRangeError, UsageError
 from ckptconv.features.arrays.frameworks import framework as framework_named
 from ckptconv.features.arrays.frameworks import named
 from ckptconv.features.arrays.memory import Memory, batches, warn_of
-from ckptconv.features.arrays.opening_options import INSTEAD, VIEWING
+from ckptconv.features.arrays.opening_options import INSTEAD, OF_TENSORS, VIEWING
 from ckptconv.features.arrays.tensor import Tensor
 from ckptconv.formats.alone import OfSetError
 from ckptconv.formats.detect import complete, open_source
@@ -31,7 +31,7 @@ from ckptconv.storage.paths import normalize
 from ckptconv.structure import dtype_views, keymap
 from ckptconv.structure.record import METADATA_KEY
 from ckptconv.tensors.lazy import LazyTensor, untagged
-from ckptconv.text import brief, format_size
+from ckptconv.text import brief, format_size, some
 
 if TYPE_CHECKING:
     import numpy
@@ -83,8 +83,18 @@ class Names(KeysView[str], Sequence[str]):
         return repr(list(self))
 
 
+def _like(wanted: object, keys: Sequence[Any]) -> str:
+    """Return a hint for a key that is not among `keys`: one of another type, those below it, or keys like it."""
+    named = {str(key): key for key in keys}
+    if str(wanted) in named:
+        return f"Did you mean {named[str(wanted)]!r}?"
+    if begun := [name for name in named if wanted and name.startswith(f"{wanted}.")]:
+        return f"The names that begin with {wanted}. are {some(begun, 3, repr)}."
+    return candidates(str(wanted), list(named))
+
+
 class Tensors(Mapping[str, Tensor], Generic[ArrayT]):
-    """Tensors by name, in the order in which they lie in the files. A tensor's data is read only when it is requested.
+    """Tensors by name, in the order of the files. A tensor's data is read only when it is requested.
 
     It has the methods of safetensors' `safe_open` and those of a mapping.
     """
@@ -126,7 +136,7 @@ class Tensors(Mapping[str, Tensor], Generic[ArrayT]):
             return self._tensors[name]
         except KeyError:
             # A name is often asked for to see whether it is there: do not search a million for those like it.
-            close = candidates(str(name), list(self._tensors)) if len(self) <= _SEARCHED else ""
+            close = _like(name, list(self._tensors)) if len(self) <= _SEARCHED else ""
             raise NoTensorError(f"{self._path} has no tensor {brief(name)}.", close) from None
 
     def __iter__(self) -> Iterator[str]:
@@ -150,13 +160,14 @@ class Tensors(Mapping[str, Tensor], Generic[ArrayT]):
     # ---- as safetensors' safe_open
 
     def keys(self) -> Names:
-        """Return the names, in the order in which the tensors lie in the files."""
+        """Return the names, in the order in which the files hold the tensors."""
         return Names(self._tensors)
 
     def offset_keys(self) -> list[str]:
         """Return the names as a list, in the same order."""
         return list(self._tensors)
 
+    @checked({}, OF_TENSORS, "get_tensor")
     def get_tensor(self, name: str) -> ArrayT:
         """Return all of a tensor, as an array of the framework, on the device that the checkpoint was opened for."""
         return self.get_tensors([name])[name]
@@ -187,7 +198,7 @@ class Tensors(Mapping[str, Tensor], Generic[ArrayT]):
     # ---- forward
 
     def forward(self) -> Iterator[tuple[str, ArrayT]]:
-        """Yield each name and array in the order in which they lie in the files.
+        """Yield each name and array in the order in which the files hold them.
 
         Small tensors are read together, at most 16 MiB at a time: of a store, this takes few requests. Nothing that was
         yielded is kept.
@@ -250,10 +261,9 @@ class Checkpoint(Tensors[ArrayT]):
 
     @functools.cached_property
     def tree(self) -> Any:
-        """All that was saved, nested as it was, with lazy tensors as leaves: mappings, sequences and plain values.
+        """The saved object, nested as it was saved, with lazy tensors as leaves: mappings, sequences and plain values.
 
-        Objects of classes that are known by name only, and constants of torch and numpy, are the nodes that stand for
-        them.
+        Inert nodes stand for objects of classes that are known by name only, and for constants of torch and numpy.
         """
         self._memory.check_open()
         inert = bool(self._given.get("inert"))
@@ -265,7 +275,7 @@ class Checkpoint(Tensors[ArrayT]):
         return _Branch(self, "").wrapped("", tree)
 
     def close(self) -> None:
-        """Close the files. What was read stays; reading more raises UsageError."""
+        """Close the files. Loaded data stays; reading more raises UsageError."""
         self._memory.close()
 
     def __enter__(self) -> Checkpoint[ArrayT]:
@@ -344,7 +354,17 @@ class _Node(_Branch, Mapping[Any, Any]):
         self._items = items
 
     def __getitem__(self, key: Any) -> Any:
-        return self.wrapped(key, self._items[key])
+        if key in self._items:
+            return self.wrapped(key, self._items[key])
+        place = f"under {self._name!r}" if self._name else "at the top"
+        close = _like(key, list(self._items)) if len(self) <= _SEARCHED else ""
+        raise NoTensorError(f"{self._checkpoint._path} has no key {brief(key)} {place}.", close)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._items
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return self[key] if key in self._items else default
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._items)
@@ -369,7 +389,9 @@ class _List(_Branch, Sequence[Any]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[number] for number in range(len(self))[index]]
-        return self.wrapped(index, self._items[index])
+        if not -len(self) <= index < len(self):
+            raise OutOfRangeError(f"Index {index} is out of range: {self._name!r} has {len(self)} items.")
+        return self.wrapped(index % len(self), self._items[index])
 
     def __len__(self) -> int:
         return len(self._items)

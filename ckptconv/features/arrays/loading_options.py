@@ -5,12 +5,15 @@ from __future__ import annotations
 from ckptconv.options.table import named_in
 
 LOADING = named_in("key dtype dequantize tag raw alone master unstack storage_options")
-# What to do instead of options of `convert` that it lacks.
+# Advice on options of `convert` that it lacks.
 INSTEAD = {
-    "strip_prefix rename": "In Python: {key.removeprefix('module.'): tensor for key, tensor in state.items()}.",
-    "include exclude": "To read some tensors only, use ckptconv.open: ck.get_tensors(name for name in ck if "
-    "name.endswith('.bias')).",
+    "map_location device_map": "Use device.",
+    "strip_prefix": "For a flat state: {name.removeprefix(VALUE): tensor for name, tensor in state.items()}.",
+    "rename": "For a flat state: {re.sub(REGEX, REPLACEMENT, name): tensor for name, tensor in state.items()}.",
+    "include": "To read some tensors, use ckptconv.open: ck.get_tensors(fnmatch.filter(ck, VALUE)).",
+    "exclude": "To read some tensors, use ckptconv.open: "
+    "ck.get_tensors(n for n in ck if not fnmatch.fnmatchcase(n, VALUE)).",
     "inert": "ckptconv.open(PATH, inert=True) reads the tensors of malicious files too.",
 }
-# What the type of the keywords has, and its docstring.
+# The options of the type of the keywords, and its docstring.
 KEYWORDS = LOADING, "Options of `load_state_dict`."

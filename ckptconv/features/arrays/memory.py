@@ -1,4 +1,4 @@
-"""Arrays of lazy tensors: maps of local files where the bytes lie as they are needed, else copies."""
+"""Arrays of lazy tensors: maps of local files where the stored bytes can be used directly, else copies."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SHARED = 32 << 20
 
 
 class WantedArray(NamedTuple):
-    """A tensor of which an array is wanted, with its name for messages.
+    """A tensor for which an array is wanted, with its name for messages.
 
     `before` and `storage` are the bytes before its first element and of all of the storage that its array shares with
     others; without them it has a storage of its own. `key`, if any, is that of all names that are tied to it.
@@ -152,8 +152,8 @@ class Memory:
             self._fill({"": tensor}, [buffer], readers)
 
     def _over(self, wanted: WantedArray, framework: Framework, used: dict[File, mmap.mmap | None]) -> Any:
-        """Return an array over a map of the file; None if the tensor cannot be used as it lies there. `used` are the
-        maps of the files so far."""
+        """Return an array over a map of the file; None if the stored bytes cannot be used directly. `used` are the maps
+        of the files so far."""
         stored = as_stored(wanted.tensor) if self._mapped and wanted.tensor.numel else None
         if stored is None:
             return None

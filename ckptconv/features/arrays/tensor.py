@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Hashable, Iterator
 from typing import Any, NamedTuple
 
@@ -18,6 +19,9 @@ from ckptconv.structure import leaves
 from ckptconv.tensors.lazy import Handle, LazyTensor
 from ckptconv.tensors.slices import Span, as_stored, sliced
 from ckptconv.tensors.strides import contiguous_strides
+from ckptconv.text import brief
+
+_DEVICE = re.compile(r"(cpu|cuda|mps|xpu|hpu|meta)(:\d+)?")
 
 
 class Tensor(Handle):
@@ -87,8 +91,8 @@ class Tensor(Handle):
         return len(self.shape)
 
     def stride(self, dim: int | None = None) -> Any:
-        """Return how many elements lie between neighbours, in each dimension or in one: those of the file, if torch's
-        tensor is a view of it, else those of C order."""
+        """Return the number of elements between neighbours, in each dimension or in one: the file's, if torch's tensor
+        is a view of the file, else that of C order."""
         stored = as_stored(self._tensor)
         strides = contiguous_strides(self.shape) if stored is None else stored.strides
         return strides if dim is None else strides[dim]
@@ -114,7 +118,7 @@ class Tensor(Handle):
     # ---- all of it
 
     def numpy(self, *, raw: bool = False) -> Any:
-        """Return it as a numpy array. `raw`: elements are their bits, as unsigned integers of the same size.
+        """Return the tensor as a numpy array. `raw`: elements are their bits, as unsigned integers of the same size.
 
         Raise UnsupportedError for a dtype that numpy lacks, such as bfloat16 without the package ml_dtypes.
         """
@@ -129,6 +133,8 @@ class Tensor(Handle):
 
         Reading it warns of values that became infinite. Raise UsageError if elements cannot be cast to `dtype`.
         """
+        if _DEVICE.fullmatch(str(dtype)):
+            raise UsageError(f"{str(dtype)!r} is a device, and to() casts.", "torch(device=...) reads it to one.")
         name = OPTIONS["dtype"].parse(dtype)
         if self.dtype.kind != "f" and name not in (None, "keep", self.dtype.name):
             raise UsageError(
@@ -297,10 +303,13 @@ def _of_integer(name: str, key: Any, extent: int) -> int:
     except TypeError:
         index = None
     if index is None or isinstance(key, bool) or bool(getattr(key, "shape", None)):
+        hint = "Read all of it, or a slice, and index that."
+        if isinstance(key, list) and key and not any(isinstance(part, (bool, list)) for part in key):
+            hint = f"Read each of these: [tensor[index] for index in {brief(key)}]."
         raise UsageError(
             f"{name!r} cannot be indexed by a {type(key).__name__}: only integers, slices, an Ellipsis and None are "
             "supported.",
-            "Read a slice that contains it, and index the slice.",
+            hint,
         )
     if not -extent <= index < extent:
         raise OutOfRangeError(f"Index {index} is out of range: {name!r} has size {extent} in that dimension.")

@@ -247,7 +247,7 @@ def of_call(function: Any, args: tuple[Any, ...]) -> Iterator[Global]:
 
 
 def is_suspect(named: Global) -> bool:
-    """Whether `named` is in the tables, or is a path of attributes that leads to an entry of them."""
+    """Return whether the tables list `named`, or an entry that its path of attributes leads to."""
     module, name = named.module[:_LONGEST], named.name[:_LONGEST]
     if _leads_out(name) or _is_listed(module, name):
         return True
@@ -276,7 +276,8 @@ def is_suspect(named: Global) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _leads_out(name: str) -> bool:
-    """Whether an attribute path contains a module of `_IMPORTED`, or, if of several parts, one of `_WAYS_OUT`."""
+    """Return whether an attribute path contains a module of `_IMPORTED`, or has several parts, of which one is in
+    `_WAYS_OUT`."""
     steps = name.split(".")
     # Modules import others under names of their own, such as `_os`.
     return not _IMPORTED.isdisjoint(step.lstrip("_") for step in steps) or (
@@ -325,7 +326,7 @@ def code_called(function: Any, args: tuple[Any, ...]) -> Global | None:
 
 
 def makes_functions(named: Global) -> bool:
-    """Whether a call of `named` makes a function from code in the pickle."""
+    """Return whether a call of `named` makes a function from code in the pickle."""
     return str(named) in _FUNCTIONS
 
 

@@ -55,7 +55,7 @@ def entries(reader: Reader) -> Iterator[ZipEntry]:
 
 
 def count(reader: Reader) -> int:
-    """Return how many entries the directory that torch would read says it has."""
+    """Return the number of entries in the directory that torch would read, as the directory states it."""
     directory = directory_in(reader)
     return directory.members if directory else 0
 

@@ -173,8 +173,7 @@ def _check_alike(
 def _vocabularies(
     path: str, theirs: Mapping[str, LazyTensor], other_path: str, tensors: Mapping[str, LazyTensor]
 ) -> str:
-    """Return what to do if two checkpoints differ only in how many rows the tensors of the vocabulary have, by their
-    shapes; else ""."""
+    """Return advice if two checkpoints differ only in the number of rows of the vocabulary's tensors; else ""."""
     pairs = [(tensors[name].shape, tensor.shape) for name, tensor in theirs.items()]
     rows = {(one[0], other[0]) for one, other in pairs if one != other and one[1:] and other[1:]}
     if missing("vocab") or len(rows) != 1 or any(one[1:] != other[1:] for one, other in pairs):

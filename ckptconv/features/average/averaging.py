@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.conversion import convert
 from ckptconv.errors import UNWRITTEN, UsageError, leaving
-from ckptconv.features.average.options import AVERAGING
+from ckptconv.features.average.options import AVERAGING, INSTEAD
 from ckptconv.features.average.steps import averaged, weighted
 from ckptconv.formats.opening import opened
 from ckptconv.formats.training import model_alone
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @leaving(UNWRITTEN)
-@checked(AVERAGING)
+@checked(AVERAGING, INSTEAD)
 def average(
     steps: Sequence[str | os.PathLike[str]],
     output: str | os.PathLike[str],
@@ -62,6 +62,9 @@ def average(
         >>> report.tensors
         2
     """
+    if isinstance(steps, (Mapping, Set)):
+        hint = "Give them in a list, and their weights in another: average([STEP, STEP], OUTPUT, weights=[0.3, 0.7])."
+        raise UsageError(f"The steps are in a {type(steps).__name__}, which is no list of paths.", hint)
     further: dict[str, Any] = {**options}
     weights, decay, base = (further.pop(name, None) for name in ("weights", "ema", "minus"))
     paths, minus = listed(steps, "No checkpoint was given to average."), normalize(base) if base else ""

@@ -68,5 +68,11 @@ class _Averaging:
 
 
 AVERAGING = {**options_in(_Averaging), **COMBINING}
+# What to do instead of arguments that it lacks, or has too many of.
+INSTEAD = {
+    "*": "Give the steps in a list: average([STEP, STEP], OUTPUT).",
+    "decay ema_decay": "Use ema, the decay: ema=0.9.",
+    "alpha alphas coefficients coeffs ratio ratios": "Use weights, one for each step, in order: weights=[0.3, 0.7].",
+}
 # The name of the keywords' type, and its docstring.
 KEYWORDS = AVERAGING, "Options of `average`."

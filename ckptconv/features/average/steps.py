@@ -51,7 +51,7 @@ def weighted(
     if steps < least:
         raise UsageError(
             f"An average requires at least {least} checkpoints; given: {steps or 'none'}.",
-            "Give the path of each checkpoint, such as RUN/step-1 RUN/step-2; `ckptconv steps RUN` lists them.",
+            "Give the path of each, such as RUN/step-1 RUN/step-2 (in Python a list); `ckptconv steps RUN` lists them.",
         )
     if steps > _MOST_TERMS:
         raise UsageError(f"{steps:,} checkpoints were given; at most {_MOST_TERMS:,} can be averaged in one run.")

@@ -14,7 +14,7 @@ _MOST_NAMES = 50
 
 
 class _Place(NamedTuple):
-    """The number of a step, and what the paths of all steps of its run have in common."""
+    """The number of a step, and the common part of the paths of all steps of its run."""
 
     number: int
     run: tuple[str, ...]
@@ -35,7 +35,7 @@ def check_order(steps: Sequence[str]) -> None:
 
 
 def _places(path: str) -> Iterator[_Place]:
-    """Yield where the names in a path tell the number of a step, the surest first."""
+    """Yield the places in a path whose names give the number of a step, the surest first."""
     names = path.rstrip("/").split("/")
     for number in (number_of, lone_number):
         for at in reversed(range(len(names))):

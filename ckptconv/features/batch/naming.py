@@ -108,7 +108,7 @@ def _apart(
 ) -> list[str | UsageError]:
     """Return the path of each input's output; an error instead of a path that another output or an input has.
 
-    All have the same number of parts below the directory, so none lies in another.
+    All have the same number of parts below the directory, so none is in another.
     """
     words = {resolve(normalize(input_word.word)): input_word.word for input_word in inputs}
     places = [resolve(path) for path in paths]

@@ -24,35 +24,35 @@ class NotConverted(TypedDict):
     """It was not converted."""
 
     input: str
-    """What was to be converted."""
+    """Path or URL of the input."""
 
     error: Failure
-    """Why not."""
+    """The error."""
 
 
 class SeveralInputs(TypedDict):
     """The output of `convert --output-dir --json`, also when some or all of its inputs fail."""
 
     error: NotRequired[Failure]
-    """What stands for all failures, with the exit code of the process. Only when `ok` is false."""
+    """One error that summarizes all failures, with the exit code of the process. Only when `ok` is false."""
 
     results: list[Converted | NotConverted]
-    """What became of each input, in the order of the command line."""
+    """The result of each input, in the order of the command line."""
 
     inputs: int
-    """How many inputs there were."""
+    """Number of inputs."""
 
     converted: int
-    """How many were converted."""
+    """Number of inputs that were converted."""
 
     failed: int
-    """How many failed. What a signal kept from being done is in neither number."""
+    """Number of inputs that failed. Inputs that were not reached before a signal are in neither number."""
 
     tensors: int
     """Tensors written."""
 
     input_bytes: int
-    """The sizes of all files that were read, together."""
+    """Size of all files that were read."""
 
     bytes_read: int
     """Bytes read; with --dry-run, those of the planning."""
@@ -61,7 +61,7 @@ class SeveralInputs(TypedDict):
     """Bytes written; with --dry-run, those that would be."""
 
     seconds: float
-    """How long it took; with --dry-run, the planning."""
+    """Duration in seconds; with --dry-run, of the planning."""
 
     peak_rss_bytes: int
     """The most memory that one process held."""

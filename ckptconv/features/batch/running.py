@@ -50,7 +50,8 @@ START = (
 
 
 class Conversion(NamedTuple):
-    """An input, its output, and about how many bytes that has; or the error for an input that can have no output."""
+    """An input, its output, and the approximate size of that in bytes; or the error for an input that can have no
+    output."""
 
     source: str
     output: str
@@ -388,7 +389,7 @@ def exit_code(results: Iterable[Outcome], stopped: StoppedError | None) -> int:
 
 
 def summary_error(results: Sequence[Outcome], stopped: StoppedError | None) -> CkptconvError:
-    """Return the error that stands for a run in which not everything was converted."""
+    """Return the error for a run in which not everything was converted."""
     errors = [outcome.error for outcome in results if outcome.error and not isinstance(outcome.error, StoppedError)]
     done = sum(outcome.report is not None for outcome in results)
     if stopped:

@@ -6,5 +6,5 @@ output, and the reasons why other files stay behind. Features read configuration
 
 from __future__ import annotations
 
-# What it builds on.
+# The features that it builds on.
 NEEDS = ("configs",)

@@ -70,7 +70,7 @@ def configuration(source: Source, change: Change) -> Mapping[str, Any] | None:
 
 
 def is_of_codes(key: str, value: Any) -> bool:
-    """Whether a member of a configuration is about quantized weights; "quantization" is, if mlx-lm wrote it."""
+    """Return whether a key of a configuration is about quantized weights; "quantization" is if mlx-lm wrote it."""
     is_of_mlx = key == "quantization" and isinstance(value, Mapping) and "group_size" in value
     return is_of_mlx or key in QUANTIZING or key == EXPERT_DTYPE
 

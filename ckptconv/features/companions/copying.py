@@ -103,7 +103,7 @@ def _copied(files: Collection[str], source: Source, directories: Sequence[Compan
 
 
 def is_same_file(left: File, right: File, near: Location) -> bool:
-    """Whether two files have the same bytes; both are reached by the options of `near`."""
+    """Return whether two files have the same bytes. Both are read with the options of `near`."""
     if left.size != right.size or near.at(right.path).kind != "file":
         return False
     with near.at(left).open_reader() as first, near.at(right).open_reader() as second:

@@ -36,8 +36,8 @@ def accompanied(source: Source, target: Target, options: Options, parts: Collect
     A file at `target` stays unless an earlier output copied it, or it is the same. `parts` are folders of others.
     """
     source, goal, stays = _accompanied(source, target, options)
-    if stays.get("") == UNASKED and (place := _directory_of_file(source, goal, options)):
-        source = source._replace(notes=[*source.notes, f"not copied from {place}: {CONFIG} ({UNASKED})."])
+    if stays.get("") == UNASKED and (origin := _directory_of_file(source, goal, options)):
+        source = source._replace(notes=[*source.notes, f"not copied from {origin}: {CONFIG} ({UNASKED})."])
     if goal.replaces - source.companions.keys():
         from ckptconv.features.companions.earlier import told_of_removal
 
@@ -100,7 +100,7 @@ def _directory_of_file(source: Source, target: Target, options: Options) -> str:
 
 
 def _is_copied(origin: Source, source: Source, options: Options) -> bool:
-    """Whether the companions of `origin`, which is `source` or its reference, are to be copied."""
+    """Return whether to copy the companions of `origin`, which is `source` or its reference."""
     asked: bool | None = options.asked("copy_config")
     if asked is None:
         is_bare = origin.component is not None or origin.stem == ADAPTER
@@ -114,13 +114,13 @@ def _is_copied(origin: Source, source: Source, options: Options) -> bool:
 
 
 def is_directory(source: Source, options: Mapping[str, object]) -> bool:
-    """Whether `source` is a directory. A store, with its `options`, is not asked about a file that was read."""
+    """Return whether `source` is a directory. Asks no store, with its `options`, about a file that was read."""
     files = (read.file.path for read in source.inputs.values() if isinstance(read, Input))
     return source.path not in files and Location(source.path, dict(options)).kind == "directory"
 
 
 def _is_described(source: Source, options: Options) -> bool:
-    """Whether `source` is the directory of a model with a configuration that describes the output's tensors too."""
+    """Return whether `source` is a model's directory whose configuration also describes the tensors of the output."""
     is_model = source.family == DEEPSPEED or any(name.startswith(_DESCRIBED) for name in source.inputs)
     if not is_model or not is_directory(source, options.storage_options):
         return False

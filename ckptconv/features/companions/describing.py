@@ -20,7 +20,8 @@ _NAMING = ("key", "include", "strip_prefix", "rename", "map", "raw", "partial")
 
 
 def is_described(source: Source, names: Collection[str], options: Options) -> bool:
-    """Whether a configuration in the directory of `source`, which has these `names`, describes the output's tensors."""
+    """Return whether a configuration in the directory of `source`, with these `names`, describes the tensors of the
+    output."""
     if source.reference or "map" in source.computed or any(is_set(name, options) for name in _NAMING):
         return False
     if source.family != DEEPSPEED and not holds_whole(names):

@@ -21,7 +21,7 @@ VOCABULARIES = ("tokenizer.json", "vocab.json")
 
 
 class Row(NamedTuple):
-    """Files of a model directory: their names, in which * is any text, the library whose they are, and what each is.
+    """Files of a model directory: their names, in which * is any text, the library that they belong to, and their kind.
     `stays` is the reason why they are not copied with the weights; "" if they are."""
 
     names: str

@@ -1,4 +1,4 @@
-"""Read companions: the small files beside a checkpoint that `from_pretrained` needs as well, such as config.json."""
+"""Read companions: the small files next to a checkpoint that `from_pretrained` needs too, such as config.json."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def companions_of(source: Source, options: Mapping[str, object], names: Collecti
 
 
 def not_file(entry: Entry) -> str:
-    """Return what an entry of a directory is, if it is no file; else ""."""
+    """Return the kind of a directory's entry that is not a file; else ""."""
     return {"file": "", "missing": "a broken link"}.get(entry.kind, "no file")
 
 
 def _unfit(directory: str, file: File) -> str:
-    """Return what keeps a file in `directory` from being copied; "" if nothing does."""
+    """Return the reason why a file in `directory` cannot be copied; "" if there is none."""
     if file.size > LARGEST:
         return f"larger than {LARGEST >> 20} MiB"
     if is_remote(file.path):
@@ -89,14 +89,14 @@ def read_files(source: Source, options: Mapping[str, object], *names: str) -> di
 
 
 class Configuration(NamedTuple):
-    """A configuration beside weights: its file, and its content."""
+    """A configuration next to weights: its file, and its content."""
 
     file: File
     says: Mapping[str, Any]
 
 
 def configurations(source: Source, options: Mapping[str, object], *names: str) -> Iterator[tuple[str, Configuration]]:
-    """Yield the configurations of these `names` beside `source`, in this order. Raise the errors of `configs.read`."""
+    """Yield the configurations of these `names` next to `source`, in this order. Raise the errors of `configs.read`."""
     files = read_files(source, options, *names)
     for name in (name for name in names if name in files):
         yield name, Configuration(files[name], _read(files[name], source, options))

@@ -1,4 +1,4 @@
-"""A verdict of `scan` on the configurations beside weights: some name code, which loading the model runs."""
+"""A verdict of `scan` on the configurations next to weights: some name code, which loading the model runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ckptconv.text import some
 
 
 def is_one(place: Location, head: bytes) -> bool:
-    """Whether a file is a configuration of a model, its tokenizer or its processor, of which each may name code."""
+    """Return whether a file configures a model, its tokenizer or its processor: each of them may name code."""
     return place.name.endswith(CONFIG) and is_companion_name(place.name)
 
 

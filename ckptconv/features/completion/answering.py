@@ -59,7 +59,7 @@ def _context(every: Mapping[str, Help], words: list[str]) -> tuple[Help, list[Fl
 
 
 def _split(text: str) -> list[str]:
-    """Return the words of a command line of which the last may not be complete."""
+    """Return the words of a command line, the last of which may not be complete."""
     import shlex
 
     reader = shlex.shlex(text, posix=True, punctuation_chars=False)

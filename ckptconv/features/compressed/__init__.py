@@ -9,5 +9,5 @@ and `crc32c` the checksums of these and of stores of objects.
 from __future__ import annotations
 
 PAGES = ()
-# What it builds on.
+# The features that it builds on.
 NEEDS = ("spool",)

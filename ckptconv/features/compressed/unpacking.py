@@ -91,7 +91,8 @@ class Contents:
                     content.start = -1
 
     def _begins_stream(self, file: File) -> bool:
-        """Whether a packed file is unpacked as it is read. It is one of the streams then, until its last byte."""
+        """Return whether to unpack a packed file while it is read. If so, count it among the streams until its last
+        byte."""
         with self._table:
             if not self._is_read_once(file) or len(self._streamed) >= _MOST_STREAMED:
                 return False
@@ -99,7 +100,7 @@ class Contents:
             return True
 
     def _is_read_once(self, file: File) -> bool:
-        """Whether a packed file is likely to be read once, and its checksum need not be compared first."""
+        """Return whether a packed file is likely to be read once only, and its checksum need not be compared before."""
         assert file.packed is not None
         width = 1
         if file.packed.method in OF_FEATURES:
@@ -134,8 +135,9 @@ class Contents:
 
 
 class _Content:
-    """The content of a packed file: where it is in the spool (-1: not there), which ranges of it are `kept` there, how
-    many more bytes are likely to be read from it, and how many threads are reading. `unpacking` makes the rest."""
+    """The content of a packed file: its place in the spool (-1: none), the ranges of it that are `kept` there, the
+    number of bytes that are likely to be read yet, and the number of threads that are reading. `unpacking` unpacks the
+    rest."""
 
     __slots__ = ("kept", "left", "lock", "start", "unpacking", "users")
 
@@ -147,7 +149,7 @@ class _Content:
         self.unpacking = _Unpacking(File("", 0), iter(()))
 
     def has(self, start: int, stop: int) -> bool:
-        """Whether the spool has bytes `start` to `stop`."""
+        """Return whether the spool has bytes `start` to `stop`."""
         return any(first <= start and stop <= last for first, last in self.kept)
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint in a directory: what its files describe, and its other values."""
+"""A checkpoint in a directory: the description of its tensors, and its other values."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ class Described:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether there is no tensor in `value`."""
+    """Return whether `value` contains no tensor."""
     return not any(map(is_tensor, walk(value)))
 
 

@@ -16,8 +16,8 @@ from ckptconv.storage.location import Location
 
 
 class Dialect(NamedTuple):
-    """A program that puts more into such directories: the module that reads it, and names of files and of values that
-    it is asked of."""
+    """A program that adds to such directories: the module that reads the additions, and names of files and values that
+    indicate them."""
 
     module: str
     files: tuple[str, ...]
@@ -52,7 +52,7 @@ def check_backend(place: Location) -> None:
 
 
 def is_of_another_backend(place: Location) -> bool:
-    """Whether a program stored the tensors in a directory otherwise."""
+    """Return whether a program stored the tensors of a directory with a backend other than torch."""
     return any(module.is_of_another_backend(place) for module in _asked(place.names))
 
 

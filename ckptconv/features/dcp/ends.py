@@ -41,7 +41,7 @@ def ends_of(file: File, reader: Reader, keep: int, most: int) -> Ends:
 
 
 class EndsReader(Reader):
-    """An unpacked entry, of which only the beginning and the end are known: `nbytes` bytes at `offset` of the file of
+    """An unpacked entry of which only the beginning and the end are known: `nbytes` bytes at `offset` of the file of
     `reader`. It keeps and has at most as many bytes as `ends_of` says."""
 
     def __init__(self, reader: Reader, offset: int, nbytes: int, keep: int, most: int) -> None:

@@ -149,7 +149,7 @@ class Entries:
             yield name, file
 
     def _in_order(self, work: Sequence[tuple[EntryPlace, Any]]) -> Iterator[tuple[Any, EntryPlace, BufferedReader]]:
-        """Yield each item of `work` with a reader of its file, in the order in which they lie in the files."""
+        """Yield each item of `work` with a reader of its file, in the order of the files."""
         self.find(place for place, _ in work)
         by_file: dict[str, list[tuple[EntryPlace, Any]]] = {}
         for item in work:

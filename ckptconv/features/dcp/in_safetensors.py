@@ -22,8 +22,8 @@ from ckptconv.tensors.lazy import LazyTensor, Stored
 
 
 def read_shards(directory: Location, inputs: dict[str, Any]) -> tuple[Description, int]:
-    """Return the description of the files of HuggingFaceStorageWriter, of which each says where its tensors begin, and
-    the number of bytes read. Put the identity of each file into `inputs`."""
+    """Return the description of the files of HuggingFaceStorageWriter, each of which states where its tensors begin,
+    and the number of bytes read. Put the identity of each file into `inputs`."""
     names = directory.names
     files = [name for name in names if re.fullmatch(SHARD, name)]
     numbers = sorted({int(name[6:11]) for name in files})

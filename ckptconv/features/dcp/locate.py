@@ -45,8 +45,8 @@ def sniff(probe: Probe) -> Guess | None:
 
 
 def is_metadata(head: bytes) -> bool:
-    """Whether a file that begins with `head` is metadata, under any name: its pickle names torch's class for it
-    first."""
+    """Return whether a file that begins with `head` is metadata, under any name: its pickle first names torch's class
+    for it."""
     return head[:1] == b"\x80" and MODULE.encode() in head[:BEGINNING]
 
 
@@ -65,7 +65,7 @@ def directory_of(path: str) -> str:
 
 
 def is_directory(names: Mapping[str, Entry]) -> bool:
-    """Whether a directory with these names holds a checkpoint, complete or not."""
+    """Return whether a directory with these names holds a checkpoint, complete or not."""
     return any(
         entry.kind == "file" and (is_part(name) or name == f"{METADATA}.tmp" or re.fullmatch(SHARD, name))
         for name, entry in names.items()
@@ -97,7 +97,7 @@ def sniff_below(probe: Probe) -> Guess | None:
 
 
 def holds_below(place: Location) -> bool:
-    """Whether there is a checkpoint in a directory, or below it."""
+    """Return whether a checkpoint is in a directory, or below it."""
     from ckptconv.features.joining.sets import holds_parts  # few directories have theirs below
 
     checkpoint = locate(place)

@@ -10,7 +10,7 @@ METADATA = ".metadata"
 SUFFIX = ".distcp"
 # Megatron-core's manifest with the SHA-256 of the files.
 INTEGRITY = "integrity.json"
-# What is there when a step is complete.
+# Names in a complete step.
 MARKERS = (METADATA, INTEGRITY)
 RANK = r"__(\d{1,9})\.metadata"
 # torch's names of the files of a rank.
@@ -28,7 +28,7 @@ def shard_name(number: int) -> str:
 
 
 def is_part(path: str) -> bool:
-    """Whether a file of this name is part of a checkpoint rather than a checkpoint."""
+    """Return whether a file of this name is part of a checkpoint rather than a checkpoint."""
     name = basename(path)
     of_rank = name.startswith("__") and re.fullmatch(RANK, name) is not None
     return name == METADATA or name.endswith(SUFFIX) or of_rank

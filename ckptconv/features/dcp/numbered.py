@@ -45,7 +45,7 @@ def model_of(weights: Mapping[str, SavedTensor], orders: Sequence[Order]) -> Mod
 
 
 def _is_of_first(tensor: SavedTensor) -> bool:
-    """Whether the first rank saved a part of a tensor."""
+    """Return whether the first rank saved a part of a tensor."""
     return any(isinstance(chunk.place, EntryPlace) and chunk.place.name.startswith(_FIRST) for chunk in tensor.chunks)
 
 
@@ -96,14 +96,16 @@ def _is_vector(tensor: SavedTensor) -> bool:
 
 
 def _is_in_one_chunk(tensor: SavedTensor) -> bool:
-    """Whether a rank saved all of a tensor, as it does of one that is not distributed."""
+    """Return whether one rank saved all of a tensor, as ranks do for a tensor that is not distributed."""
     return [chunk.sizes for chunk in tensor.chunks] == [tensor.shape]
 
 
 def _are_explained(states: _States, shapes: Collection[Shape], sides: Collection[int]) -> bool:
-    """Whether whole parameters of these `shapes`, which have these `sides`, can have such states: vectors have states
-    of their own length, and optimizers that factor their states, such as Adafactor, have some of the lengths of rows
-    and columns."""
+    """Return whether states of parameters with these `shapes` and lengths of `sides` can be vectors of these lengths.
+
+    States of a vector have its length. Optimizers that factor their states, such as Adafactor, have some of the lengths
+    of rows and columns.
+    """
     lengths = {tensor.shape[0] for tensor in states.values()}
     if len(lengths) == 1:
         return (lengths.pop(),) in shapes

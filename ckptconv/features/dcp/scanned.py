@@ -8,12 +8,12 @@ from ckptconv.storage.location import Location
 
 
 def is_data(place: Location, head: bytes) -> bool:
-    """Whether a file has entries that its directory describes."""
+    """Return whether a file has entries that the metadata of its directory describes."""
     return place.name.endswith(SUFFIX)
 
 
 def is_description(place: Location, head: bytes) -> bool:
-    """Whether a file, which begins with `head`, describes its directory: it names files."""
+    """Return whether a file, which begins with `head`, describes its directory, that is, names its files."""
     return is_part(place.path) or is_metadata(head)
 
 

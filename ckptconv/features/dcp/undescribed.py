@@ -44,7 +44,7 @@ def not_described(directory: Location) -> CkptconvError:
 
 
 def _describes(place: Location, entry: Entry) -> bool:
-    """Whether a file is the metadata of a checkpoint, under any name."""
+    """Return whether a file is the metadata of a checkpoint, under any name."""
     if entry.kind != "file" or basename(entry.file.path).endswith((SUFFIX, model_files.SUFFIX)):
         return False
     with place.at(entry.file).open_reader() as reader:

@@ -10,6 +10,6 @@ source. `safetensors2dcp` is the command.
 from __future__ import annotations
 
 PAGES = ()
-# What it builds on: it reads what it is to be like, and what it has written.
+# The features that it builds on: it reads what it is to be like, and what it has written.
 NEEDS = ("dcp", "joining", "optimizer_states", "torch_files", "unflattening")
 SCRIPTS = ("test_dcp.py",)

@@ -13,7 +13,7 @@ from ckptconv.storage.paths import dirname
 
 
 def plan(source: Source, target: Target, options: Options) -> Output:
-    """Plan one of the directories that accelerate loads; that of the weights says what else it looks for."""
+    """Plan one of the directories that accelerate loads, with a note in that of the weights on its other files."""
     half = target.options or options
     planned = output.plan(source, target, half)
     if GIVEN.of(half).model_key == NO_WEIGHTS:

@@ -179,7 +179,7 @@ def _weights(source: Source, chosen: Selected, empty: list[str]) -> Iterator[Lea
 
 
 def _is_of_megatron_core(tree: Any) -> bool:
-    """Whether a state has values of Megatron-core's under both of the keys where the record has them."""
+    """Return whether a state has Megatron-core's values under both of the keys of its record."""
     if type(tree) not in MAPPINGS or not all(type(tree.get(key)) in MAPPINGS for key in (_COMMON, _OBJECTS)):
         return False
     return all(OBJECT.fullmatch(str(key)) for key in tree[_OBJECTS])
@@ -259,7 +259,7 @@ def flattened(tree: Any, path: Path, empty: list[str]) -> Iterator[Leaf]:
 
 
 def _is_terminal(values: Sequence[Any], depth: int = 0) -> bool:
-    """Whether a list is one value: it has neither tensors nor dicts, nor lists that have any."""
+    """Return whether a list is one value: it contains neither tensors nor dicts, nor a list with any."""
     if depth > MAX_DEPTH:
         raise LimitError(f"A list is nested more than {MAX_DEPTH} levels deep.")
     return not any(
@@ -500,7 +500,8 @@ class _Templates:
 
 
 def _is_shared(value: Any) -> bool:
-    """Whether `value` is plain, and its `repr` differs from those of all others of its type. That of NaN does not."""
+    """Return whether `value` is plain, and its `repr` differs from that of any other value of its type. NaN's does
+    not."""
     if type(value) is tuple:
         return all(map(_is_shared, value)) and not any(type(item) is tuple for item in value)
     return type(value) in _SHARED and not (type(value) is float and math.isnan(value))

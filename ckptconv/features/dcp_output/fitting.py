@@ -52,7 +52,7 @@ def checked_fit(source: Source, optimizer: Mapping[str, Any], path: str) -> Sour
 
 
 def _unlisted(source: Source, optimizer: Mapping[str, Any], weights: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the names of floating-point weights of which an optimizer has neither states nor a group."""
+    """Yield the names of floating-point weights for which an optimizer has neither states nor a group."""
     grouped = (name for group in optimizer.get("param_groups", ()) for name in group.get("params", ()))
     listed = {source.owners.get(name, name) for name in (*optimizer["state"], *grouped)}
     for name, weight in weights.items():

@@ -25,7 +25,7 @@ def like(source: Source, targets: Sequence[Target], options: Options) -> tuple[l
 
 
 def fitted(options: Options, layout: Layout, source: Source) -> Options:
-    """Return the options with the keys that a checkpoint of this layout has its weights and states under, if the user
+    """Return the options with the keys under which a checkpoint of this layout has its weights and states, if the user
     names none. A state that has such a key itself gets no other."""
     tensors = [layout.paths[key] for key in layout.shapes]
     roles = Roles.of(layout.paths.values(), tensors)
@@ -44,12 +44,12 @@ def fitted(options: Options, layout: Layout, source: Source) -> Options:
 
 
 def _is_setting(step: str | int) -> bool:
-    """Whether a step of a path is the flat key of a setting of a parameter."""
+    """Return whether a step of a path is the flat key of a setting of a parameter."""
     return type(step) is str and step.startswith("param_groups.")
 
 
 def has_flat_states(layout: Layout) -> bool:
-    """Whether a checkpoint of this layout has the settings of an optimizer under flat keys, by parameter."""
+    """Return whether a checkpoint of this layout has an optimizer's settings under flat keys, by parameter."""
     return any(_is_setting(step) for path in layout.paths.values() for step in path)
 
 

@@ -20,8 +20,9 @@ from ckptconv.tensors.lazy import Stored, Zeros
 
 @dataclass(frozen=True)
 class Layout:
-    """How a checkpoint is cut, by key: the shapes of its tensors, their boxes with the file of each, and the files of
-    its other values. `paths` are the paths of all of them in the state dict, `behind` those of the files it lies in."""
+    """The division of a checkpoint into files, by key: shapes of tensors, boxes of each tensor with the file of each
+    box, and files of other values. `paths` are the paths of all keys in the state dict, `behind` the paths of files
+    that store them."""
 
     shapes: Mapping[str, Shape]
     boxes: Mapping[str, list[tuple[Box, str]]]

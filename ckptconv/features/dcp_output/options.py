@@ -8,7 +8,7 @@ from ckptconv.options.option import Given, deciding
 
 
 class Cutting(Given):
-    """How tensors are split, and the keys of weights and states."""
+    """The division of tensors into chunks, and the keys of weights and optimizer states."""
 
     chunks: int | None = deciding(
         counted(1, 1 << 20),
@@ -20,15 +20,15 @@ class Cutting(Given):
     )
     model_key: str = deciding(
         TEXT,
-        "Store the weights under KEY, such as model; . is the top of the state dict; none leaves out the weights (with "
-        "--states).",
+        "In a checkpoint of torch.distributed.checkpoint, store the weights under KEY, such as model; . is the top of "
+        "the state dict; none leaves out the weights, for use with --states.",
         metavar="KEY",
         group=NAMING,
         fallback=".; model in a torch_checkpointing step; or as in --like",
     )
     optimizer_key: str = deciding(
         TEXT,
-        "Store the optimizer states under KEY.",
+        "In a checkpoint of torch.distributed.checkpoint, store the optimizer states under KEY.",
         metavar="KEY",
         group=NAMING,
         fallback="optimizer, or as in --like",
@@ -47,7 +47,7 @@ class Cutting(Given):
 
 
 GIVEN = Cutting
-# What people call it, as options.
+# Other words for it, as options.
 OTHER_OPTIONS = {
     "--target-ckpt-format --ckpt-format --dist-ckpt-format": (
         "Use --to megatron for torch_dist, or --to megatron-fsdp for fsdp_dtensor."

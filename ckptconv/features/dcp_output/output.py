@@ -80,8 +80,8 @@ def _moved(source: Source, kind: str, options: Options) -> Iterator[str]:
 
 
 def _is_flat(options: Options, layout: Layout | None) -> bool:
-    """Whether the states come from a checkpoint of torch with flat states, which has this layout if the weights come
-    from it too."""
+    """Return whether the states come from a checkpoint of torch with flat states, which has this layout if the weights
+    come from it too."""
     with contextlib.suppress(CkptconvError):
         own = layout or read_layout(Location(normalize(options.states), dict(options.storage_options)))
         return has_flat_states(own)
@@ -89,7 +89,7 @@ def _is_flat(options: Options, layout: Layout | None) -> bool:
 
 
 def _has_numbers(source: Source, options: Options, content: DcpContents) -> bool:
-    """Whether `content` has states of an optimizer by the numbers of its parameters."""
+    """Return whether `content` has states of an optimizer by the numbers of its parameters."""
     tree = tree_of(source, options)
     return any(
         is_numbered(optimizer, ()) and any(old.startswith(f"{name}.") for old in content.chosen.names)
@@ -99,7 +99,7 @@ def _has_numbers(source: Source, options: Options, content: DcpContents) -> bool
 
 
 def with_states(source: Source, options: Options) -> Source:
-    """Return `source` with the inputs of the optimizer's states among its own, if these are written beside the
+    """Return `source` with the inputs of the optimizer's states among its own, if these states are written next to the
     weights."""
     return source._replace(inputs=source.inputs_of_all) if options.states else source
 

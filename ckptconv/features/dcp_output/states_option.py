@@ -1,4 +1,4 @@
-"""`--states`, where it had the name of what writes the states."""
+"""The option `--states` under its former name, --optimizer, for commands that write states."""
 
 from __future__ import annotations
 

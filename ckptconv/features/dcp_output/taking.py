@@ -12,7 +12,7 @@ _STATES_ARE_TAKEN = ("--optimizer PATH for", "--states PATH for")
 
 
 def needs_states(options: Options, typed: str) -> bool:
-    """Whether the states of the checkpoint that was opened as `typed` are read."""
+    """Return whether to read the states of the checkpoint that was opened as `typed`."""
     return bool(options.states) and is_same(typed, options.states)
 
 

@@ -54,7 +54,7 @@ def pairs(
 
 
 def place_of(target: CheckedOutput) -> Location:
-    """Return the directory that an output is read in, wherever its files lie."""
+    """Return the directory in which an output is read, wherever its files are."""
     return target.place if target.at is None else Gathered(target.path, target.place.options, target.at)
 
 
@@ -111,7 +111,7 @@ def compare(source: Source, place: Location, path: str, options: Options, rename
 
 
 def _is_planned(plan: FilePlan, place: Location) -> bool:
-    """Whether the file that makes the checkpoint complete begins as planned: it says how tensors are cut."""
+    """Return whether the file that completes the checkpoint begins as planned: it states the division of tensors."""
     if place.join(plan.name).kind != "file":
         return False
     with place.join(plan.name).open_reader() as reader:

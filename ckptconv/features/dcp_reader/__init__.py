@@ -9,5 +9,5 @@ from __future__ import annotations
 PAGES = ()
 SCRIPTS = ("test_dcp.py",)
 FILES = ("examples/load_fsdp2.py",)
-# What it builds on: arrays of torch, and the keys of such a checkpoint.
+# The features that it builds on: arrays of torch, and the keys of such a checkpoint.
 NEEDS = ("arrays", "dcp_output", "joining", "unflattening")

@@ -10,5 +10,5 @@ DISTRIBUTED = named_in(
     "order tag exclude_frozen_parameters master unstack inert spool_dir storage_options",
     {**OPTIONS, "states": STATES_READ},
 )
-# What the type of the keywords has, and its docstring.
+# The options of the type of the keywords, and its docstring.
 KEYWORDS = DISTRIBUTED, "Options of `DistributedReader`."

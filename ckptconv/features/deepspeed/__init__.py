@@ -16,5 +16,5 @@ FILES = ("examples/load_zero.py",)
 EXCEEDS = (
     "every release laid its files out otherwise, and partitions, experts, stages and tensor-parallel ranks are joined"
 )
-# What it builds on.
+# The features that it builds on.
 NEEDS = ("optimizer_states", "regexes")

@@ -35,7 +35,7 @@ def _of_deepspeed(file: LoneFile) -> bool:
 
 
 def _has_placeholders(file: LoneFile, module: Mapping[Any, Any]) -> bool:
-    """Whether parameters are empty in the model's state dict that have elements: ZeRO-3 shares these out."""
+    """Return whether the model's state dict has empty tensors for parameters with elements: ZeRO-3 partitions these."""
     shapes = dict(_shapes(file))
     if shapes:
         return any(_is_empty(module.get(name)) and math.prod(shape) for name, shape in shapes.items())

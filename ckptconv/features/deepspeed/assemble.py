@@ -50,7 +50,7 @@ def whole(model: ModelFile, where: str, saved: Mapping[str, LazyTensor]) -> Weig
 
 
 def is_whole(model: ModelFile) -> bool:
-    """Whether ZeRO-0 wrote this model file, which then needs no optimizer files."""
+    """Return whether ZeRO-0 wrote this model file, which then needs no optimizer files."""
     stage = model.zero.get("stage", 0)
     # Old releases do not state the stage. Under ZeRO, their model file has None for the optimizer.
     elsewhere = not model.config and "optimizer" in model.values and model.values["optimizer"] is None
@@ -157,7 +157,7 @@ def _note_extras(weights: Weights, model: ModelFile) -> None:
 
 
 def _frozen_whole(model: ModelFile) -> dict[str, LazyTensor]:
-    """Return the frozen parameters of ZeRO-2, which lie whole in the model file."""
+    """Return the frozen parameters of ZeRO-2, which the model file holds whole."""
     frozen = {}
     for name, shape in (model.frozen or {}).items():
         tensor = model.fragments.get(name)
@@ -213,7 +213,7 @@ def _rest(weights: Weights, model: ModelFile, rest: Mapping[str, LazyTensor], sh
 
 
 def _is_placeholder(tensor: LazyTensor, model: ModelFile) -> bool:
-    """Whether ZeRO-3 left this in place of a parameter: an empty tensor, or in old releases one of a single element."""
+    """Return whether a tensor is ZeRO-3's placeholder for a parameter: empty, or in old releases of one element."""
     old = model.buffers is not None and (0,) < model.release() < (0, 6)
     return len(tensor.shape) == 1 and (tensor.numel == 0 or (old and tensor.numel == 1))
 

@@ -1,4 +1,4 @@
-"""How to cut the parameters of a group out of the partitions of its ranks.
+"""Cutting the parameters of a group out of the partitions of its ranks.
 
 What the files say of a group must agree: the shapes of its parameters, their padding, and the sizes of its partitions.
 """
@@ -21,7 +21,7 @@ FUSED = ("w1", "w2", "w3")
 
 @dataclass(frozen=True)
 class GroupCut:
-    """How to cut one copy of a group out of the partitions of `ranks`.
+    """Offsets of one copy of a group's parameters in the partitions of `ranks`.
 
     `names` are the names of the result, by those in `slices`. `sizes` are the numbers of elements that a padded
     partition may have. The first of them is the distance between the starts of two ranks' partitions.
@@ -46,7 +46,7 @@ class GroupCut:
 
 @dataclass(frozen=True)
 class Group:
-    """How to cut a group out of the partitions: once, or for experts once for every expert-parallel rank.
+    """Offsets of a group's parameters in the partitions: one set, or for experts one per expert-parallel rank.
 
     `fused` gives, for each parameter that holds several experts, the experts on each of those ranks.
     """

@@ -1,4 +1,4 @@
-"""How to cut a group of ZeRO-1 or 2 out of the partitions of its ranks, which are parts of one flat vector."""
+"""Cutting the parameters of a ZeRO-1 or 2 group out of its ranks' partitions, which are parts of one flat vector."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ _KINDS = {
     "expert_optim": r"expp_rank_(?P<ep>\d+)_mp_rank_(?P<mp>\d+)_optim_states\.pt",
 }
 _FIELDS = {"optim": "optim", "model": "model", "expert": "experts", "layer": "layers", "expert_optim": "expert_optims"}
-# How a message calls a file's numbers if two files have the same.
+# The words for a file's numbers in a message if two files have the same.
 _RANKS = {
     "optim": "data-parallel rank {dp} of model-parallel rank {mp}",
     "model": "data-parallel rank {dp} of model-parallel rank {mp}",
@@ -101,7 +101,7 @@ def sniff_below(probe: Probe) -> Guess | None:
 
 
 def holds_below(place: Location) -> bool:
-    """Whether a directory holds the directory of one checkpoint, as Lightning writes it."""
+    """Return whether a directory holds that of one checkpoint, as Lightning writes it."""
     return len(checkpoints_in(place)) == 1
 
 
@@ -112,7 +112,7 @@ def kind_of(name: str) -> str:
 
 
 def is_rank_file(name: str) -> bool:
-    """Whether a DeepSpeed checkpoint has files of this name."""
+    """Return whether a file of this name belongs to a DeepSpeed checkpoint."""
     return bool(kind_of(name)) or name in (LATEST, RECOVERY_SCRIPT)
 
 
@@ -288,6 +288,6 @@ def locate_universal(place: Location, tag: str) -> Location | None:
 
 
 def is_universal(names: Mapping[str, Entry]) -> bool:
-    """Whether a directory with these names is a universal checkpoint."""
+    """Return whether a directory with these names is a universal checkpoint."""
     kinds = [kind_of(name) for name in names]
     return ZERO in names and names[ZERO].kind == "directory" and "model" in kinds and "optim" not in kinds

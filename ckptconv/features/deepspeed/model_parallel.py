@@ -106,9 +106,9 @@ def _tied_modules(trainable: Mapping[str, LazyTensor]) -> dict[str, dict[str, La
 def _is_tied(
     layer: Mapping[str, LazyTensor], module: Mapping[str, LazyTensor], head: Callable[[LazyTensor, int], bytes]
 ) -> bool:
-    """Whether `layer` is the tied `module`, under whose name its parameters go. No file says so.
+    """Return whether `layer` is the tied `module`, whose name its parameters then have. No file records it.
 
-    It is if it has all of the module's parameters, and they begin like the module's master weights, rounded.
+    A layer is tied if it has all parameters of the module, and they begin like the module's master weights, rounded.
     """
     for inner, master in module.items():
         tensor = layer.get(inner)
@@ -193,7 +193,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class PieceMap:
-    """Where a parameter's slices lie in it, along dimension `dim`. `slices` are their shapes, by rank."""
+    """The positions of a parameter's slices along dimension `dim`. `slices` are their shapes, by rank."""
 
     dim: int
     shape: Shape
@@ -218,7 +218,7 @@ class SubParameters:
 
 @dataclass(frozen=True)
 class Patterns:
-    """How parameters were cut for tensor parallelism: values by patterns of their names."""
+    """The tensor-parallel division of parameters: values by patterns of parameter names."""
 
     replicated: Table[bool]
     averaged: Table[bool]

@@ -79,7 +79,7 @@ def whole_in(slices: Sequence[Slice], start: int, size: int) -> list[Slice]:
 
 
 def cut_pieces(slices: Sequence[Slice], partitions: Sequence[LazyTensor]) -> Iterator[tuple[str, LazyTensor]]:
-    """Yield the parameters whose pieces lie in the ranks' 1-D `partitions`."""
+    """Yield the parameters whose pieces are in the ranks' 1-D `partitions`."""
     dtype = partitions[0].dtype
     stored = [part for part in partitions if isinstance(part, Stored) and part.contiguous]
     simple = len(stored) == len(partitions)

@@ -17,8 +17,11 @@ from ckptconv.tensors.lazy import LazyTensor
 
 
 def _has_placeholders(file: LoneFile) -> bool:
-    """Whether at least half of the weights have the shape of ZeRO-3's placeholders. Factors of LoRA in a model, norms
-    and other parameters that are smaller than stage3_param_persistence_threshold are whole in such a file."""
+    """Return whether at least half of the weights have the shape of ZeRO-3's placeholders.
+
+    Such a file still stores some parameters whole: factors of LoRA in a model, norms, and others that are smaller than
+    stage3_param_persistence_threshold.
+    """
     key = weights_key(file.tree)
     weights = subtree(file.tree, key) if key else file.tree
     shapes = {
@@ -31,7 +34,7 @@ def _has_placeholders(file: LoneFile) -> bool:
 
 
 def _is_in_checkpoint(place: Location) -> bool:
-    """Whether a file is in the directory of a DeepSpeed checkpoint."""
+    """Return whether a file is in the directory of a DeepSpeed checkpoint."""
     return LATEST in listed(place.parent) or bool(tags_in(place.parent))
 
 

@@ -68,7 +68,7 @@ class _Opened:
     layer_files: dict[File, dict[str, LazyTensor]] = field(default_factory=dict)
 
     def layers(self, tensor_rank: int, grid: _Grid) -> dict[int, dict[str, LazyTensor]]:
-        """Return what the layer files of one tensor-parallel rank hold, by layer."""
+        """Return the contents of the layer files of one tensor-parallel rank, by layer."""
         by_layer = {}
         for (layer, rank), file in self.files.layers.items():
             if rank == tensor_rank or grid.tensor == 1:
@@ -86,7 +86,7 @@ class _Opened:
         return self._read(self.reading.optim, file, list(self.files.optim.values()))
 
     def glance(self, file: File) -> None:
-        """Raise CorruptError if a model file is truncated, as far as its ends tell. Remote files are not read."""
+        """Raise CorruptError if a model file is truncated, as far as its ends show. Remote files are not read."""
         if file not in self.models and not is_remote(file.path):
             self._read(self.reading.glance, file, list(self.files.model.values()))
 
@@ -282,7 +282,7 @@ def _read_rank(opened: _Opened, grid: _Grid, mp: int) -> _Part:
 
 
 def _without_masters(model: ModelFile) -> str:
-    """Say what a checkpoint without optimizer files still gives."""
+    """Return advice on the files that a checkpoint without optimizer files has."""
     if model.module is not None:
         return "To convert a single model file, use pt2safetensors --key module."
     return (
@@ -356,7 +356,7 @@ def _agree(optims: list[OptimFile], model: ModelFile, reading: Reading) -> list[
     return optims
 
 
-# What the files of all ranks of one save agree on.
+# The facts on which the files of all ranks of one save agree.
 _OF_OPTIMS: dict[str, Callable[[OptimFile], Any]] = {
     "ZeRO stage": lambda optim: optim.stage,
     "number of groups": lambda optim: len(optim.masters),
@@ -402,7 +402,7 @@ def _check_distinct(optims: Sequence[OptimFile], reading: Reading) -> None:
 
 
 def _is_uniform(master: LazyTensor, reading: Reading) -> bool:
-    """Whether a partition begins with one value repeated."""
+    """Return whether a partition begins with one value repeated."""
     item = master.dtype.itemsize
     beginning = reading.head(master, _FEW_ELEMENTS * item)
     return beginning == beginning[:item] * (len(beginning) // item)
@@ -431,7 +431,7 @@ def _check_steps(optims: Sequence[OptimFile], model: ModelFile, reading: Reading
 
 
 def _share_ties(opened: _Opened, parts: Sequence[_Part]) -> None:
-    """Apply the first rank's ties to the tensor-parallel ranks beside it: only its file lists them."""
+    """Apply the first rank's ties to the other tensor-parallel ranks: only its file lists them."""
     first = opened.model(opened.files.model[min(opened.files.model)])
     for part in parts:
         weights = part.weights

@@ -197,7 +197,7 @@ class OptimFile(_Settings):
 
     @property
     def round_robin(self) -> bool:
-        """Whether ZeRO changed the order of the parameters in a group, to spread their gradients over the ranks."""
+        """Whether ZeRO reordered the parameters of a group, to spread their gradients over the ranks."""
         return bool(self.zero.get("round_robin_gradients"))
 
     @property
@@ -206,11 +206,12 @@ class OptimFile(_Settings):
         return self.config.get("use_data_before_expert_parallelism") is True
 
     def count(self, group: int) -> int:
-        """Return how many ranks share a group; 0 if it does not say."""
+        """Return the number of ranks that share a group; 0 if the file does not record it."""
         return self.counts[group] if group < len(self.counts) else 0
 
     def uses_muon(self, group: int) -> bool:
-        """Whether Muon trains a group. Elastic checkpoints have no param_groups: only the optimizer's name says so."""
+        """Return whether Muon trains a group. In elastic checkpoints, without param_groups, only the optimizer's name
+        shows it."""
         if self.hyper:
             return any(
                 hyper.get("use_muon") is True and group in params
@@ -221,7 +222,7 @@ class OptimFile(_Settings):
         return isinstance(optimizer, dict) and str(optimizer.get("type")).lower() == "muon"
 
     def common(self) -> dict[str, Any]:
-        """Return what it says of the whole optimizer: everything except partitions and their places."""
+        """Return the parts of the file about the whole optimizer: everything except partitions and their places."""
         parts = {
             "base_optimizer_state",
             "param_slice_mappings",
@@ -310,7 +311,7 @@ class Reading:
             )
 
     def steps(self, state: dict[str, Any]) -> int | float | None:
-        """Return how many steps an optimizer had taken when it saved `state`, if it says so."""
+        """Return the number of steps of an optimizer when it saved `state`, if recorded."""
         step = state.get("step")
         if isinstance(step, LazyTensor) and step.numel == 1 and step.dtype.name in CODES:
             stored = untagged(step)

@@ -1,4 +1,4 @@
-"""The shapes of the parameters of each group, from the file that lists them, or from what the ranks say."""
+"""The shapes of the parameters of each group, from the file that lists them, or from the records of the ranks."""
 
 from __future__ import annotations
 

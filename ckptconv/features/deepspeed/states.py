@@ -77,10 +77,10 @@ def _state(
 
 
 def _is_whole(number: int, key: Any, group: Group, optims: Sequence[OptimFile], held: Sequence[Any]) -> bool:
-    """Whether a state is that of the whole parameters which overlap a rank's partition, and not of the partition.
+    """Return whether a state is of the whole parameters that overlap a rank's partition, rather than of the partition.
 
-    Muon's states are, but not all releases say so. Raises UnsupportedError if it may be either, CorruptError if it can
-    be neither.
+    The states of Muon are, but not all releases record it. Raises UnsupportedError if the state may be either,
+    CorruptError if it can be neither.
     """
     first = optims[0]
     if group.pieces:

@@ -2,7 +2,7 @@
 state.
 
 Source: DeepSpeed's checkpoint/ds_to_universal.py and universal_checkpoint.py. Frozen parameters, buffers and ties are
-in the model files beside them, as in any checkpoint.
+in the model files next to them, as in any checkpoint.
 """
 
 from __future__ import annotations

@@ -60,8 +60,8 @@ class Weights:
         return {kind: count for kind, count in counts.items() if count}
 
     def training(self, common: Mapping[str, Any], models: Iterable[File]) -> Training:
-        """Return what a universal checkpoint takes over: `common` is what the optimizer's file says of all parameters
-        together, and `models` are the model files."""
+        """Return the data that a universal checkpoint takes over: `common` are the facts in the optimizer's file about
+        all parameters together, and `models` are the model files."""
         return Training(self.stage, list(self.trainable), common, list(models))
 
     def names(self) -> list[str]:

@@ -154,7 +154,7 @@ class _Encoded:
 
     @property
     def is_dense(self) -> bool:
-        """Whether so many bytes change that overwriting them takes more space than xor."""
+        """Whether so many bytes change that a list of new bytes takes more space than xor."""
         return self.changed > self.at // _SPARSE + _FEW
 
     def add(self, a: memoryview, b: memoryview, is_equal: bool) -> None:

@@ -47,7 +47,7 @@ def _overlay(kernel: Overlay, data: memoryview, out: memoryview) -> int:
 
 
 def _fits_layers(before: Sequence[DType], after: DType, layers: int, size: int) -> bool:
-    """Whether there are `layers` of elements of `size` bytes above one of single bytes."""
+    """Return whether `layers` layers of elements of `size` bytes are above one of single bytes."""
     first, *others = (dtype.itemsize for dtype in before)
     return first == after.itemsize == 1 and len(others) == layers and {*others} <= {size}
 

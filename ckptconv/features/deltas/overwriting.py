@@ -74,7 +74,7 @@ def laid_out(
 
 
 class _Stream:
-    """Chunks of bytes, of which any number can be taken."""
+    """Chunks of bytes, from which any number of bytes can be taken."""
 
     def __init__(self, chunks: Iterator[bytes], damaged: Callable[[str], CkptconvError]) -> None:
         self._chunks, self._damaged = chunks, damaged

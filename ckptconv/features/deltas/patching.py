@@ -143,7 +143,7 @@ def _note(note: str) -> str:
 
 
 def _of_base(output: Output) -> Iterator[str]:
-    """Yield a warning of values that no delta changes, such as the step of the training."""
+    """Yield a warning about values that no delta changes, such as the step of the training."""
     if recorded := output.notices.recorded:
         yield (
             f"The values under {some(recorded, form=str)} were copied from BASE, because a delta changes only tensors."

@@ -35,7 +35,7 @@ CHECKSUMS = ("adler32", "xxh3-128", "blake3")
 ZSTD = "zstd"
 # The most bytes of a tensor whose changes, and their positions, a u4 can count.
 MOST_OVERWRITTEN = (1 << 32) - 1
-# How a difference that `average --minus` wrote is added, if a directory is taken for a delta.
+# Advice on a difference that `average --minus` wrote, if its directory is taken for a delta.
 _ADDED = " To add a plain difference: `ckptconv average BASE DIFFERENCE --minus BASE OUTPUT --weights 2,1`."
 ORDER = "BASE must come before the deltas: ckptconv patch BASE DELTA... OUTPUT. "
 _VERSION = re.compile(r"\d{1,18}")
@@ -133,7 +133,7 @@ def read_delta(place: Location) -> Delta:
 
 
 def is_delta(place: Location) -> bool:
-    """Whether the index of a delta is in the directory at `place`."""
+    """Return whether the directory at `place` has the index of a delta."""
     with contextlib.suppress(CkptconvError):
         index = read_index(place.join(INDEX)) if place.kind == "directory" and INDEX in place.names else None
         return index is not None and "base_version" in index.metadata

@@ -20,7 +20,7 @@ from ckptconv.storage.paths import is_remote, normalize
 from ckptconv.storage.reading import Reader
 from ckptconv.tensors.moves import File
 
-# How to escape characters that are special to make. "=" would make the rule an assignment, "&" a grouped target. ";"
+# The escapes of characters that are special to make. "=" would make the rule an assignment, "&" a grouped target. ";"
 # begins a recipe, even after a backslash. As the result of a function they are plain: make expands it too late for
 # that.
 _ESCAPED = {
@@ -74,8 +74,9 @@ def staged(
 
 
 def _is_chosen_in(run: str, read: Sequence[str], written: Sequence[str]) -> bool:
-    """Whether a directory was listed to choose one of those in it, as each file that was `read` is in one. Its time
-    changes when another comes. With files in it that are `written`, it would always be newer than these."""
+    """Return whether a directory was listed to choose one of its entries: each file that was `read` is in one of them.
+    The directory's time changes with each new entry. With `written` files in it, it would always be newer than these.
+    """
     if not os.path.isdir(run):
         return False
     run = os.path.abspath(run)
@@ -85,7 +86,7 @@ def _is_chosen_in(run: str, read: Sequence[str], written: Sequence[str]) -> bool
 
 
 def is_ours(reader: Reader) -> bool:
-    """Whether it is a rule as this program writes it: each input has an empty rule of its own."""
+    """Return whether this program wrote a rule: each input has an empty rule of its own."""
     if not 0 < reader.file.size <= _LARGEST:
         return False
     lines = reader.read_at(0, reader.file.size).decode(errors="surrogateescape").replace(" \\\n ", " ").splitlines()

@@ -65,13 +65,13 @@ class Change:
     """The differences between two tensors A and B, as the module says."""
 
     elements: int
-    """How many elements differ."""
+    """Number of elements that differ."""
 
     same_value: int
-    """How many of these have the same value in other bits: 0.0 and −0.0, or two NaNs."""
+    """Number of these that have the same value in other bits: 0.0 and −0.0, or two NaNs."""
 
     not_finite: int
-    """In how many of these either is NaN or infinite; these are in no size of change."""
+    """Number of these with NaN or infinity on either side; no measure of the change includes them."""
 
     first: list[int] | None
     """The index of the first element that differs, one number for each dimension; null if none does."""

@@ -1,4 +1,4 @@
-"""The call `diff`: open two checkpoints of any formats, and say what differs between them."""
+"""The call `diff`: open two checkpoints of any formats, and report their differences."""
 
 from __future__ import annotations
 
@@ -84,7 +84,9 @@ def diff(
     tolerance = None if rtol is None and atol is None else Tolerance(rtol or 0.0, atol or 0.0, rule)
     if tolerance is None and rule != DIFFING["tolerance"].default:
         raise UsageError(f"--tolerance {rule} requires --rtol or --atol.", "Specify one of them.")
-    paths_or_sources = source_of(a), source_of(b)
+    # If one side is a path, an option may be meant for that.
+    late = {} if any(isinstance(side, (str, os.PathLike)) for side in (a, b)) else options
+    paths_or_sources = source_of(a, late), source_of(b, late)
     if all(not isinstance(side, Source) and is_pipe(os.fspath(side)) for side in paths_or_sources):
         raise UsageError("A and B are both a pipe, but there is only one standard input.", "Specify a path for A or B.")
     with no_garbage():

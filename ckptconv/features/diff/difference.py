@@ -43,7 +43,7 @@ STATUSES = (ONLY_A, ONLY_B, SHAPE, DTYPE, CHANGED, EQUAL) = ("only_a", "only_b",
 THROUGH_CODES: dict[str, str] = {
     "quantized": "ckptconv.features.quantized.steps",
 }
-# What shows a difference as lines of text, which imports this module.
+# The module that shows a difference as lines of text. It imports this module.
 SHOWING = "ckptconv.features.diff.showing"
 # The prefix of the names of optimizer states.
 _STATES = "optimizer."
@@ -85,12 +85,12 @@ class TensorDifference:
     """The name whose tensor it is on each side that has it, if it is tied; else empty."""
 
     change: Change | None
-    """What differs between the elements; null if all bytes are equal, or the elements cannot be compared, or what
-    differs was not measured."""
+    """The differences between the elements; null if all bytes are equal, if the elements cannot be compared, or if the
+    differences were not measured."""
 
     steps: Steps | None = None
-    """With `--dequantize`, how far a quantized weight is from the other side, in steps; null if both are equal bit for
-    bit, whatever the tolerance is."""
+    """With `--dequantize`, the distance of a quantized weight from the other side, in steps; null if both are equal bit
+    for bit, whatever the tolerance is."""
 
     @property
     def rank(self) -> tuple[int, float, str]:
@@ -106,7 +106,7 @@ class TensorDifference:
 
     @property
     def is_alike(self) -> bool:
-        """Whether both sides have it, in one shape and dtype."""
+        """Whether both sides have the tensor, with one shape and dtype."""
         return self.status in (CHANGED, EQUAL)
 
     @property
@@ -122,25 +122,25 @@ class TensorDifference:
 
 @dataclass(frozen=True, slots=True)
 class DeltaFiles:
-    """The delta that was written of a difference."""
+    """The delta that was written for a difference."""
 
     path: str
     """Its directory."""
 
     base_version: int
-    """The version that it changes."""
+    """The version that the delta applies to."""
 
     version: int
-    """The version that it makes."""
+    """The version that results."""
 
     encoding: str
-    """How the changes are stored."""
+    """The encoding of the changes."""
 
     checksum: str
     """The checksums of the new tensors."""
 
     tensors: int
-    """How many tensors it changes."""
+    """Number of tensors that the delta changes."""
 
     bytes: int
     """The bytes of its files."""
@@ -160,10 +160,10 @@ class Difference(Shown):
     """B: its path."""
 
     format: str
-    """What A is, in words."""
+    """The format of A, in words."""
 
     other_format: str
-    """What B is, in words."""
+    """The format of B, in words."""
 
     equal: bool
     """Whether every tensor is on both sides, and equal."""
@@ -175,16 +175,16 @@ class Difference(Shown):
     """The absolute tolerance; null if bits were compared."""
 
     tolerance: str | None
-    """How rtol and atol are combined, symmetric or numpy; null if bits were compared."""
+    """The rule that combines rtol and atol, symmetric or numpy; null if bits were compared."""
 
     counts: dict[str, int]
-    """How many names there are of each status."""
+    """Number of names of each status."""
 
     elements: int
-    """How many elements were compared. Tied names count once."""
+    """Number of elements that were compared. Tied names count once."""
 
     elements_differ: int | None
-    """How many of them differ; null if that was not measured."""
+    """Number of compared elements that differ; null if that was not measured."""
 
     max_abs: float | None
     """The largest difference of two elements; null likewise."""
@@ -199,17 +199,17 @@ class Difference(Shown):
     """Every name, or as many as `--top` says: those that cannot be compared first, then by falling change."""
 
     warnings: list[str] = field(default_factory=list)
-    """What may be wrong, each in a sentence."""
+    """Warnings, one sentence each."""
 
     hints: list[str] = field(default_factory=list)
-    """What may have been meant, each in a sentence."""
+    """Hints at options that the user may have meant, one sentence each."""
 
     not_compared: list[str] = field(default_factory=list)
     """Top-level keys of both sides under which there are values other than tensors. These are not compared."""
 
     quantization: Quantization | None = None
-    """With `--dequantize`, what was found of the weights that are quantized on either side; null if none are, or that
-    was not measured."""
+    """With `--dequantize`, the distances of the weights that are quantized on either side; null if there are no such
+    weights, or if the distances were not measured."""
 
     delta: DeltaFiles | None = None
     """The delta that `--delta` wrote; null without it."""
@@ -221,7 +221,7 @@ class Difference(Shown):
     """Bytes read."""
 
     seconds: float = 0.0
-    """How long it took."""
+    """Duration in seconds."""
 
     peak_rss_bytes: int = 0
     """The most memory that the process had."""
@@ -573,7 +573,7 @@ def _hints(tensors: Iterable[TensorDifference], sources: Mapping[str, Source]) -
 
 
 def _without_rest(names: Iterable[str], prefix: str, side: str, tensors: Iterable[TensorDifference]) -> str:
-    """Return a hint on options that leave out what only `side` has of `names`, besides the names with `prefix`."""
+    """Return options that leave out the `names` without `prefix`, which only `side` has, as a hint."""
     rest = {name.partition(".")[:2] for name in names if not name.startswith(prefix)}
     compared = {*(tensor.name for tensor in tensors), *(name.removeprefix(prefix) for name in names)}
     compared -= {name for name in names if not name.startswith(prefix)}

@@ -475,7 +475,7 @@ class _Alone:
 
 
 def _is_told(part: _Part) -> bool:
-    """Whether the pair's elements are known to differ."""
+    """Return whether the elements of the pair are known to differ."""
     return bool(part.pair.found and part.pair.found.elements)
 
 
@@ -510,7 +510,7 @@ def _appended(runs: list[Run], run: Run) -> list[Run]:
 
 
 def _same(left: memoryview | bytes, right: memoryview | bytes) -> bool:
-    """Whether two runs of bytes, of one length, are equal."""
+    """Return whether two runs of bytes, of one length, are equal."""
     import numpy as np
 
     whole = len(left) // 8

@@ -67,7 +67,7 @@ def _not_compared(report: Difference) -> Iterator[str]:
 
 
 def _is_near(tensor: TensorDifference) -> bool:
-    """Whether a tensor differs, but not by more than the tolerance."""
+    """Return whether a tensor differs, but not by more than the tolerance."""
     return tensor.status == EQUAL and tensor.change is not None and bool(tensor.change.max_abs)
 
 

@@ -1,4 +1,4 @@
-"""The files in the directories of pipelines, beside their weights."""
+"""The files in the directories of pipelines other than their weights."""
 
 from __future__ import annotations
 

@@ -46,8 +46,8 @@ class Pipeline(NamedTuple):
 
 
 def is_one(place: Location, family: str = "", *, copies: bool = True) -> bool:
-    """Whether `place` is the directory of a pipeline, and one may be meant if a `family` is expected. A directory with
-    a single model is a pipeline only if its other files are copied too."""
+    """Return whether `place` is the directory of a pipeline, and a pipeline fits the expected `family`. A directory
+    with a single model is a pipeline only if its other files are copied too."""
     if place.kind != "directory":
         return False
     if _INDEX in place.names:

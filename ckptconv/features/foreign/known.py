@@ -208,5 +208,5 @@ def _directories(place: Location) -> Iterator[Location]:
 
 
 def is_sign(name: str) -> bool:
-    """Whether an entry of this name shows that its directory is foreign."""
+    """Return whether an entry of this name shows that its directory is foreign."""
     return any(re.fullmatch(pattern, name) for pattern, _, _ in _DIRECTORIES)

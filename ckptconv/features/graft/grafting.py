@@ -76,8 +76,8 @@ def _uncut(added: Iterable[str], chosen: Selected, options: Options) -> list[str
 
 
 def _further(added: Iterable[str], chosen: Selected, source: Source) -> tuple[int, int] | None:
-    """Return how many layers that predict further tokens an output has without the `added` names, and with them; None
-    if these are in no layers. Raise UsageError for layers that do not follow those of the output."""
+    """Return the number of layers that predict further tokens in an output without the `added` names, and with them;
+    None if these are in no layers. Raise UsageError for layers that do not follow those of the output."""
     layers = {layer for name in added if (layer := places.numbered(name))}
     if not layers or not any(map(places.numbered, chosen.tensors)):
         return None

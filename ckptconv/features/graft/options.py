@@ -20,5 +20,5 @@ class GraftOptions(Given):
 
 
 GIVEN = GraftOptions
-# What people call it, as a command.
+# Other words for it, as a command.
 OTHER_WORDS = {"convert INPUT OUTPUT --graft REF:GLOB": ("graft", "transplant")}

@@ -105,8 +105,8 @@ def pinned(url: str, options: Options) -> str:
 
 
 def taken(url: str, options: Options, directory: str = "") -> None:
-    """If the server of `url` only returns whole files, download the file to a temporary file, to which `url` then
-    refers.
+    """Download the file at `url` to a temporary file if its server only returns whole files; `url` then refers to the
+    temporary file.
 
     Raise FailedError if the download fails or has no room.
     """
@@ -127,7 +127,7 @@ def taken(url: str, options: Options, directory: str = "") -> None:
 
 
 def _gives_ranges(fs: Any, inner: str, row: Mapping[str, Any]) -> bool:
-    """Whether the server returns ranges of a file; `row` is the result of `info` for it."""
+    """Return whether the server returns ranges of a file; `row` is the result of `info` for it."""
     size = row.get("size")
     if size == 0:
         return True

@@ -43,7 +43,7 @@ _NAMED = (
 
 
 def is_pinned(inner: str) -> bool:
-    """Whether a path names a commit, so that its content never changes."""
+    """Return whether a path names a commit, so that its content never changes."""
     return _PINNED.match(inner) is not None
 
 

@@ -77,7 +77,7 @@ def inspect(
         from ckptconv.features.reporting.report_file import PAGE, check_whole
 
         check_whole(html, PAGE, overwrite)
-    opened, path, statistics, read = source_of(source), "", None, 0
+    opened, path, statistics, read = source_of(source, settings), "", None, 0
     # A million tensors are a million small objects that live until the end: do not scan them.
     with no_garbage():
         if isinstance(opened, Source):

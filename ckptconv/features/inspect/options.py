@@ -25,7 +25,7 @@ INSPECTING = named_in(
     "storage_options",
     {**OPTIONS, **COMMAND, **OF_INSPECT},
 )
-# What to do instead of options of `convert` that it lacks.
+# Advice on options of `convert` that it lacks.
 INSTEAD = {"dtype": "In inspect, this option is as_: as_='bf16' shows the output of a cast."}
 # The name of the keywords' type, and its docstring.
 KEYWORDS = INSPECTING, "Options of `inspect`."

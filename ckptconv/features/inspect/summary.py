@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 # The number of largest tensors that are named.
 LARGEST = 10
-# How a note or warning begins on what is beside that which was read.
+# The beginning of a note or warning on files that were not read.
 NOT_READ = "Not read: "
 # The most values, the most characters of each and of each key, the most elements of a list, and the longest name below
 # which values are searched.
@@ -50,16 +50,16 @@ Value: TypeAlias = "str | bool | int | float | list[Value] | None"
 
 @dataclass(slots=True)
 class Total:
-    """How many tensors of a dtype there are. Tied tensors count once."""
+    """The tensors, elements and bytes of one dtype. Tied tensors count once."""
 
     tensors: int = 0
-    """How many tensors."""
+    """Number of tensors."""
 
     elements: int = 0
-    """How many elements."""
+    """Number of elements."""
 
     bytes: int = 0
-    """Their size."""
+    """Size of the tensors."""
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class PlannedFile:
     """Its size."""
 
     tensors: int
-    """How many tensors it holds."""
+    """Number of tensors in the file."""
 
 
 @dataclass(slots=True)
@@ -93,10 +93,10 @@ class Forecast:
     """The files it writes."""
 
     shards: int
-    """How many of the files hold tensors."""
+    """Number of files that hold tensors."""
 
     bytes_to_read: int
-    """About how many bytes it reads."""
+    """Approximate number of bytes that the conversion reads."""
 
     input_bytes: int
     """The size of all files that it reads."""
@@ -110,16 +110,16 @@ class Summary(Shown):
     """The path, as it was given."""
 
     format: str
-    """What it is, in words."""
+    """The format of the input, in words."""
 
     family: str
     """The family of formats: torch, deepspeed, dcp, safetensors, or that of a plug-in."""
 
     facts: dict[str, Any]
-    """Facts about it, by what they are called: size, tag, world size, …"""
+    """Facts about the checkpoint, by name: size, tag, world size, …"""
 
     counts: dict[str, int]
-    """How many tensors there are of each kind, where a format has kinds."""
+    """Number of tensors of each kind, for formats that distinguish kinds."""
 
     elements: int
     """Elements of all tensors; of tied ones once."""
@@ -155,13 +155,13 @@ class Summary(Shown):
     """Notes on tables of whole rows, each in a sentence."""
 
     notes: list[str]
-    """What is worth knowing, each in a sentence."""
+    """Notes, one sentence each."""
 
     warnings: list[str]
-    """What may be wrong, each in a sentence."""
+    """Warnings, one sentence each."""
 
     bytes_read: int
-    """Bytes read to find this out."""
+    """Bytes read for this report."""
 
     conversion: Forecast | None = None
     """The conversion that --as or --max-shard-size asks about."""
@@ -170,13 +170,13 @@ class Summary(Shown):
     """Names of tensors with a NaN or an infinity, each once; with --stats."""
 
     made_of: dict[str, list[str]] | None = None
-    """With --map: the tensors of which each is made."""
+    """With --map: the input tensors of each output tensor."""
 
     quantized: QuantizedSummary | None = None
-    """What is quantized; only if something is."""
+    """The quantized weights; only if there are any."""
 
     roles: dict[str, list[str]] | None = None
-    """The names in the directory of a model, by what they are for; only if there are others than weights."""
+    """The names in the directory of a model, by their purpose; only if some are not weights."""
 
     @functools.cached_property
     def modules(self) -> list[ModuleInfo]:
@@ -337,7 +337,7 @@ def _values(*trees: Any) -> Iterator[tuple[str, Value]]:
 
 
 def _without_numpy(value: Any) -> Any:
-    """Return the number, text or bytes that a numpy scalar is; anything else, such as a numpy time, as it is."""
+    """Return a numpy scalar as a number, text or bytes; anything else, such as a numpy time, unchanged."""
     try:
         return value_of(value) if type(value) is NumpyScalar else value
     except MalformedError:
@@ -375,7 +375,7 @@ def shown_fact(key: str, value: Any) -> str:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether JSON has a number or a boolean for it, which every reader reads unchanged."""
+    """Return whether a value is a number or boolean that every reader of JSON reads unchanged."""
     return (
         type(value) is bool
         or (type(value) is int and abs(value) < 2**53)

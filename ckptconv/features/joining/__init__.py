@@ -10,5 +10,5 @@ returns. The features that read such formats build on this one.
 from __future__ import annotations
 
 PAGES = ()
-# What it builds on.
+# The features that it builds on.
 NEEDS = ("optimizer_states",)

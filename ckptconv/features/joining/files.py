@@ -181,7 +181,7 @@ def source_of(
 
 
 def _is_understood(name: str) -> bool:
-    """Whether a class, known by name only, is one that describes pieces."""
+    """Return whether a class, known by name only, describes pieces of tensors."""
     return name.startswith("torch.distributed.")
 
 

@@ -1,4 +1,5 @@
-"""Tells model from optimizer in a state dict, rebuilds the dict from its leaves, and says what is left out. Pure."""
+"""Separates model and optimizer in a state dict, rebuilds the dict from its leaves, and reports what is left out.
+Pure."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ _TRAINING = frozenset({"train_state", "lr_scheduler", "lr_schedulers", "dataload
 
 
 def _begins(step: str | int, word: str) -> bool:
-    """Whether `step` is `word`, or a flat key that begins with it."""
+    """Return whether `step` is `word`, or a flat key that begins with it."""
     return step == word or (type(step) is str and step.startswith(word + "."))
 
 
@@ -44,7 +45,7 @@ def _is_inside(step: str | int) -> bool:
 
 
 def is_optimizer(step: str | int) -> bool:
-    """Whether `step` is a name of an optimizer."""
+    """Return whether `step` is the name of an optimizer."""
     return type(step) is str and _OPTIMIZER.fullmatch(step) is not None
 
 
@@ -79,7 +80,7 @@ class Roles:
         return next(iter(self.models.values())) if len(self.models) == 1 else ()
 
     def is_model(self, path: Path) -> bool:
-        """Whether `path` leads into the part that is converted."""
+        """Return whether `path` leads into the part that is converted."""
         if self.models:
             return any(self.models.get(path[: depth - 1]) == path[:depth] for depth in range(1, len(path)))
         return self.optimizer_of(path) is None and not (len(path) > 1 and path[0] in self.training)

@@ -57,12 +57,12 @@ Piece: TypeAlias = "Whole | RankPart | Shards"
 
 
 def is_distributed(node: Any) -> bool:
-    """Whether a node is a DTensor or a ShardedTensor."""
+    """Return whether a node is a DTensor or a ShardedTensor."""
     return type(node) is Composite and _kind(node) in ("DTensor", "ShardedTensor")
 
 
 def is_partial(node: Composite) -> bool:
-    """Whether no rank has the values of a DTensor: they are the sum, or the like, of all ranks' values."""
+    """Return whether a DTensor is partial: its values are a reduction, such as the sum, of all ranks' values."""
     placements = attributes(_attributes_of(node).get("_spec")).get("placements")
     return isinstance(placements, (tuple, list)) and any("Partial" in _kind(placement) for placement in placements)
 

@@ -46,7 +46,7 @@ class FileSet:
 
     @property
     def is_certain(self) -> bool:
-        """Whether this is certainly a set, and not one file with a number in its name."""
+        """Whether the files are certainly a set, and not one file with a number in its name."""
         return len(self.files) > 1 or self.world is not None or "rank" in self.stem
 
 
@@ -101,7 +101,7 @@ def sets_in(place: Location) -> list[FileSet]:
 
 
 def is_distributed(place: Location) -> bool:
-    """Whether a file mentions distributed tensors, of which each rank has a part."""
+    """Return whether a file mentions distributed tensors, of which each rank has a part."""
     from ckptconv.formats.torch.file import read_torch  # the first that reads a file
 
     try:
@@ -112,10 +112,10 @@ def is_distributed(place: Location) -> bool:
 
 
 def holds_tensors(files: FileSet) -> bool:
-    """Whether the names of files are those of a set of weights or of an optimizer's states."""
+    """Return whether the names of files are those of a set of weights or of an optimizer's states."""
     return files.is_certain and files.kind != OTHER
 
 
 def holds_parts(place: Location) -> bool:
-    """Whether a directory has a set of files with weights or an optimizer's states."""
+    """Return whether a directory has a set of files with weights or an optimizer's states."""
     return any(map(holds_tensors, sets_in(place)))

@@ -127,7 +127,7 @@ def compare(
 
 
 def _fits(dtype: DType, wanted: DType, is_fixed: bool) -> bool:
-    """Whether a tensor of one dtype can be stored in the other: only floats are cast, as --dtype does."""
+    """Return whether a tensor of one dtype can be stored in the other: only floats are cast, as with --dtype."""
     return dtype == wanted or (not is_fixed and dtype.kind == "f" and can_cast(dtype.name, wanted.name))
 
 

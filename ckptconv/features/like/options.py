@@ -25,7 +25,7 @@ class LikeOptions(Given):
 
 
 GIVEN = LikeOptions
-# What people call it, as options.
+# Other words for it, as options.
 OTHER_OPTIONS = {
     "--keep-dtype": "--like REF casts each tensor to its dtype in REF.",
     "--hf-assets-path": "--like REF copies config.json and the tokenizer of the model REF.",

@@ -28,17 +28,17 @@ class UnlikeTensor(TypedDict):
     """The tensor."""
 
     what: Literal["missing", "extra", "shape", "dtype"]
-    """How it differs."""
+    """The difference."""
 
     expected: DTypeAndShape | None
-    """What the reference has; null if it lacks it."""
+    """The dtype and shape in the reference; null if the reference lacks the tensor."""
 
     found: DTypeAndShape | None
-    """What the input has; null if it lacks it."""
+    """The dtype and shape in the input; null if the input lacks the tensor."""
 
 
 class UnlikeCounts(TypedDict):
-    """How many tensors an input and its reference do not have in common."""
+    """Numbers of tensors that an input and its reference have in common, and of those that differ."""
 
     matched: int
     """Tensors that both have."""
@@ -66,7 +66,7 @@ class UnlikeReference(TypedDict):
     """The reference."""
 
     counts: UnlikeCounts
-    """How many there are of each kind; of those that are no difference here, none is given."""
+    """Numbers of tensors, by kind of difference. Kinds that the options allow are left out."""
 
     tensors: list[UnlikeTensor]
     """The tensors that differ, at most 1000 of each kind."""
@@ -74,7 +74,7 @@ class UnlikeReference(TypedDict):
 
 # Of a failure, what its difference is, and the schema of what else that has.
 DIFFERENCES = {UnlikeReference: ""}
-# What the type of a field does not say.
+# Constraints that the type of a field does not show.
 MORE: dict[tuple[type, str], Any] = {
     (LikeReport, "casts"): {"type": "object", "additionalProperties": {"type": "integer", "minimum": 1}},
     (Report, "like"): LikeReport | None,

@@ -1,4 +1,4 @@
-"""What an output takes over from its reference, as reports have it."""
+"""The properties that an output takes over from its reference, for reports."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class LikeReport:
     """Tensors that were taken from the reference, with --fill."""
 
     casts: dict[str, int]
-    """How many tensors were cast: {"float32 to bfloat16": count}."""
+    """Number of tensors cast, by dtypes: {"float32 to bfloat16": count}."""
 
     tensors: list[LikeRow] = field(default_factory=list)
     """The tensors of the output; with --dry-run only."""

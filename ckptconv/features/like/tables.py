@@ -48,7 +48,7 @@ def _kind(kind: Mapping[str, Any] | None) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]], most: int, total: int | None = None) -> list[str]:
-    """Return `head` and at most `most` of the `rows` in columns; of `total` rows, say how many are not shown."""
+    """Return `head` and at most `most` of the `rows` in columns, with the number of the others, of `total` rows."""
     columns = zip(head, *rows[:most], strict=True)
     shown = [*zip(*(cut_column(column, NAME) for column in columns), strict=True)]
     widths = [max(len(row[at]) for row in shown) for at in range(len(head))]

@@ -19,7 +19,7 @@ _SPARE = 1 << 20
 
 
 class Memory:
-    """The live objects that are made of a record. Attributes and shared memory are given at the end, by `finish`.
+    """The live objects of a record. Attributes and shared memory are given at the end, by `finish`.
 
     `lay_out`: a tensor that is alone in its memory is copied to the order of dimensions that it had.
     """
@@ -32,8 +32,7 @@ class Memory:
 
     @staticmethod
     def has_elements(tensor: Any) -> bool:
-        """Whether a tensor of a file is one of torch with elements, which has facts; others are put back as they
-        are."""
+        """Return whether a value of a file is a plain torch tensor, which has facts; others are put back unchanged."""
         return leaves.is_tensor(tensor) and is_plain(tensor)
 
     def tensor(self, bits: Any, facts: TensorFacts, fresh: bool) -> Any:
@@ -62,7 +61,7 @@ class Memory:
 
     @staticmethod
     def same(left: Any, right: Any) -> bool:
-        """Whether two tensors of one dtype and shape have the same bits; those at one address are not read."""
+        """Return whether two tensors of one dtype and shape have the same bits. Tensors at one address are not read."""
         if not leaves.is_tensor(left):
             return True
         if not is_plain(left) or not is_plain(right):
@@ -168,7 +167,7 @@ def _share(views: Sequence[LiveView], storage_nbytes: int) -> None:
 
 
 def _lie_so_already(views: Sequence[LiveView]) -> bool:
-    """Whether the tensors already are these views, as when they never left memory."""
+    """Return whether the tensors already are these views, as after a tree that never left memory."""
     origins = {(v.tensor.untyped_storage().data_ptr(), v.tensor.data_ptr() - v.span[0]) for v in views}
     return len(origins) == 1 and all(tuple(view.tensor.stride()) == view.strides for view in views)
 

@@ -5,12 +5,15 @@ Nothing is made from a name that was read, except from a table of these librarie
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import sys
 import warnings
-from collections.abc import Callable
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from ckptconv.errors import UsageError
@@ -30,15 +33,30 @@ from ckptconv.pickles.nodes import (
 
 # Where classes are that hold open files, such as that of opened checkpoints.
 _OWN = "ckptconv.features."
+# The classes of the objects that `state_dicts` has taken by their state_dict(), with their number; None outside of it.
+_STATED: ContextVar[dict[str, int] | None] = ContextVar("_STATED", default=None)
 
 
 # ---------------------------------------------------------------------------------------------------- live to inert
 
 
+@contextlib.contextmanager
+def state_dicts(raw: bool) -> Iterator[dict[str, int]]:
+    """Have `inert` take objects with a method state_dict, such as modules and optimizers, by what that returns, unless
+    `raw`. Yield a dict, which has at the end the classes of these objects, with the number of each."""
+    stated: dict[str, int] = {}
+    token = _STATED.set(None if raw else stated)
+    try:
+        yield stated
+    finally:
+        _STATED.reset(token)
+
+
 def inert(value: Any) -> Any:
     """Return the node that stands for a live object: a constant, a numpy value, a composite tensor, or an `Opaque`.
 
-    An object of any other class is asked for its pickled form. Raise UsageError if it has none.
+    An object of any other class is asked for its pickled form, or within `state_dicts` for its state dict. Raise
+    UsageError if it has none.
     """
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None:
@@ -60,7 +78,27 @@ def inert(value: Any) -> Any:
         isinstance(value, BuiltinFunctionType) and isinstance(value.__self__, (ModuleType, type(None)))
     ):
         return Global(value.__module__ or "builtins", value.__qualname__)
+    stated = _STATED.get()
+    if stated is not None and isinstance(value, MethodType) and value.__name__ == "state_dict":
+        raise UsageError(f"The tree holds the method {value.__qualname__}, not its result.", "Call it: state_dict().")
+    if stated is not None and callable(getattr(type(value), "state_dict", None)):
+        name = class_name(type(value))
+        stated[name] = stated.get(name, 0) + 1
+        return _state_dict(value, name)
     return _reduced(value)
+
+
+def _state_dict(value: Any, name: str) -> dict[Any, Any]:
+    """Return the state dict of an object of the class `name`. Raise UsageError if it gives none."""
+    hint = "Put into the state what its load_state_dict takes."
+    try:
+        state = value.state_dict()
+    except Exception as error:
+        problem = f"whose state_dict() failed: {type(error).__name__}: {str(error).rstrip('.')}."
+        raise UsageError(f"The tree holds a {name}, {problem}", hint) from error
+    if not isinstance(state, Mapping):
+        raise UsageError(f"The tree holds a {name}, whose state_dict() returned a {type(state).__name__}.", hint)
+    return state if isinstance(state, dict) and type(state) in (dict, OrderedDict) else dict(state)
 
 
 def _reduced(value: Any) -> Global | Opaque:
@@ -93,7 +131,7 @@ def _reduced(value: Any) -> Global | Opaque:
 
 
 def _is_simple(dtype: Any) -> bool:
-    """Whether numpy's dtype string describes a dtype fully, and its elements are bytes."""
+    """Return whether numpy's dtype string describes a dtype fully, and the elements are bytes."""
     return dtype.kind in "biufcmMSU" or (dtype.str[1] == "V" and dtype.names is None and dtype.type.__name__ == "void")
 
 

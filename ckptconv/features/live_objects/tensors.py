@@ -1,4 +1,4 @@
-"""Tensors of torch: which are made of elements in a storage, and the facts that are stored with these."""
+"""Tensors of torch: recognition of those that are elements in a storage, and the facts that are stored with these."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def taken(value: Any) -> tuple[Any, TensorFacts] | None:
 
 
 def is_storage(value: Any) -> bool:
-    """Whether `value` is a torch storage, typed or untyped."""
+    """Return whether `value` is a torch storage, typed or untyped."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, (torch.TypedStorage, torch.UntypedStorage))
 
 
 def is_plain(tensor: Any) -> bool:
-    """Whether a torch tensor consists of elements in a storage, which can be stored as they are."""
+    """Return whether a torch tensor consists of elements in a storage, which can be stored unchanged."""
     torch = sys.modules["torch"]
     return bool(
         tensor.layout is torch.strided
@@ -39,7 +39,7 @@ def is_plain(tensor: Any) -> bool:
 
 
 def is_wrapper(tensor: Any) -> bool:
-    """Whether a tensor is of a subclass that only wraps others, its attributes, and has no elements itself."""
+    """Return whether a tensor is of a subclass that only wraps its attributes, and has no elements itself."""
     torch = sys.modules["torch"]
     kind = type(tensor)
     if kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__ or hasattr(tensor, "full_tensor"):

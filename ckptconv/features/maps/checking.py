@@ -23,13 +23,13 @@ class MapSummary:
     """The name of the map, or of its file."""
 
     about: str
-    """What it is for; "" if it does not say."""
+    """The purpose of the map; "" if the map states none."""
 
     sides: tuple[str, str]
     """The names of its two sides."""
 
     rules: int
-    """How many rules it has, with each alternative."""
+    """Number of rules, counting each alternative."""
 
     sizes: tuple[str, ...]
     """The axes whose sizes it lists."""
@@ -40,10 +40,10 @@ class MapSummary:
 
 @dataclass(frozen=True)
 class MapCheck:
-    """A map, and what it makes of a checkpoint if there is one.
+    """A map, and its result for a checkpoint if there is one.
 
-    `precedence` has pairs of rules of which the first has the names that both have, as it is more special. `made_of`
-    has for each tensor to make the names of those that it is made of; `warnings` say what is left out.
+    `precedence` has pairs of rules: the first has the names that both have, as it is more special. `made_of` has the
+    input names of each output tensor; `warnings` name the tensors that are left out.
     """
 
     map: MapSummary

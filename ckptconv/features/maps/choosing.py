@@ -55,8 +55,8 @@ def configuration(source: Source, options: Mapping[str, object]) -> Mapping[str,
 
 
 def tells_layers_apart(named: str, options: Mapping[str, object]) -> bool:
-    """Whether the map called `named` has a name for each layer on both sides. Megatron-core stores all layers in one
-    tensor.
+    """Return whether the map called `named` has a name for each layer on both sides. Megatron-core stores all layers in
+    one tensor.
 
     Raise UsageError for a map that does not exist, or is invalid.
     """
@@ -64,7 +64,7 @@ def tells_layers_apart(named: str, options: Mapping[str, object]) -> bool:
 
 
 def names_each_layer(map_: Map) -> bool:
-    """Whether a map has a name for each layer on both sides."""
+    """Return whether a map has a name for each layer on both sides."""
     sides = [[str(tensor.name) for rule in map_.rules for tensor in rule.sides[side]] for side in (0, 1)]
     return all(any("layers.{" in name for name in names) for names in sides) and not any(
         STACK.search(name) for names in sides for name in names

@@ -121,7 +121,7 @@ class Templates:
                 branch.ends.append((number, index))
 
     def has(self, name: str, wide: bool = False) -> bool:
-        """Whether there is a claim to `name`."""
+        """Return whether any rule claims `name`."""
         return any(True for _ in self._claims(name, wide))
 
     def claims(self, names: Iterable[str], listed: Collection[str]) -> dict[str, list[Claim]]:
@@ -162,7 +162,7 @@ class Templates:
         )
 
     def _is_wide(self, claim: Claim, used: Collection[int]) -> bool:
-        """Whether an index of a rule may stand for several parts."""
+        """Return whether an index of a rule may stand for several parts."""
         rule = self._rules[claim.rule]
         names = [tensor.name for side in rule.sides for tensor in side]
         return claim.rule not in used or len(rule.free) == 1 or not all(name.literals[0] for name in names)
@@ -244,7 +244,7 @@ def _unshifted(shift: Shift, value: str) -> str | None:
 
 
 def is_before(special: Name, general: Name, wide: bool = False) -> bool:
-    """Whether a template has only some of the names of `general`: it has precedence.
+    """Return whether a template matches only some of the names of `general`, and so has precedence.
 
     With `wide`, an index stands for several parts between dots, else for one.
     """
@@ -253,7 +253,7 @@ def is_before(special: Name, general: Name, wide: bool = False) -> bool:
 
 @functools.lru_cache(1 << 12)
 def _covers(general: Name, special: Name, wide: bool) -> bool:
-    """Whether `general` has all names of `special`."""
+    """Return whether `general` matches all names that `special` matches."""
     names = [_HOLE.join(special.literals)], [_HOLE.join(general.literals)]
     if not wide:
         names = names[0][0].split("."), names[1][0].split(".")
@@ -263,7 +263,7 @@ def _covers(general: Name, special: Name, wide: bool) -> bool:
 
 
 def _has(literals: Sequence[str], text: str) -> bool:
-    """Whether `text` consists of these literals, with some characters between each two."""
+    """Return whether `text` consists of these literals, with some characters between each two."""
     first, *others = literals
     if not others:
         return text == first
@@ -329,7 +329,7 @@ def _nearest(map_: Map, sides: Sequence[int], name: str) -> str:
 
 
 def lacking(map_: Map, side: int, claims: Claims) -> tuple[str, ...]:
-    """Return the names of the required rules of which the checkpoint has none; of one with alternatives, the first."""
+    """Return the names of the required rules that the checkpoint lacks; for a rule with alternatives, the first."""
 
     def outcome(rule: Rule) -> tuple[int | str, ...]:
         return rule.number, *(str(tensor.name) for tensor in rule.sides[1 - side])
@@ -345,7 +345,7 @@ def lacking(map_: Map, side: int, claims: Claims) -> tuple[str, ...]:
 def claimed(map_: Map, side: int, names: Iterable[str], *, strict: bool = True) -> Claims:
     """Return the rule or glob of each of `names`, which belong to a side.
 
-    Raise UsageError for a name with two rules of which neither is more special, and, if `strict`, for one without any.
+    Raise UsageError for a name with two rules, neither of them more special, and, if `strict`, for one without any.
     """
     templates = Templates(map_, side)
     claims = Claims({}, {}, {})
@@ -391,7 +391,7 @@ def claimed(map_: Map, side: int, names: Iterable[str], *, strict: bool = True) 
 
 
 def _has_all(templates: Templates, claim: Claim, glob: str) -> bool:
-    """Whether the template of a claim has all names of a glob, not counting endings after a dot."""
+    """Return whether the template of a claim matches all names of a glob, not counting endings after a dot."""
     return _has(templates.name(claim.rule, claim.tensor).literals, _WILD.sub(_HOLE, glob))
 
 

@@ -167,7 +167,7 @@ def _as_named(map_: Map, side: int, names: Collection[str]) -> Map:
 
 
 def _is_made_for(rule: Rule, other: Rule, side: int) -> bool:
-    """Whether names of a side find `rule`, and not `other`, which is an alternative to it."""
+    """Return whether names of a side select `rule`, and not its alternative `other`."""
     names = [[tensor.name for tensor in alternative.sides[side]] for alternative in (rule, other)]
     return rule.number == other.number and rule.read[side] and not other.read[side] and names[0] == names[1]
 

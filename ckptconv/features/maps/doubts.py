@@ -1,4 +1,4 @@
-"""Doubts that a map is for a model, by what its config.json says of it and names and shapes do not show. Pure."""
+"""Doubts that a map is for a model, from properties in its config.json that names and shapes do not show. Pure."""
 
 from __future__ import annotations
 

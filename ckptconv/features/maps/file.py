@@ -25,7 +25,7 @@ _FORM = (
     "A map is a TOML file of rules. Each rule is [[rule]] and one line for each side, such as old = 'a.weight' and new "
     "= 'b.weight'. To rename without a map: --rename 'REGEX=REPL'."
 )
-# How a map keeps names without a rule for each.
+# Advice on keeping names without a rule for each.
 KEEPING = "To keep names unchanged, write old = ['layers.*'] below [keep]; to omit tensors, write it below [drop]."
 _TABLES = ("rule", "sizes", "keep", "drop")
 # Texts for people: the source and the purpose of a map; a note on a rule.
@@ -74,7 +74,7 @@ class Map:
 
     @property
     def asks_config(self) -> bool:
-        """Whether some of its sizes may be in a config.json."""
+        """Whether a config.json may give some of the map's sizes."""
         alternatives = itertools.chain.from_iterable(self.sizes.values())
         return any(isinstance(entry, str) for entry in alternatives) or any(rule.shifts for rule in self.rules)
 

@@ -34,7 +34,7 @@ _OR = re.compile(r"\s\|\s")
 
 
 class MapAxis(NamedTuple):
-    """An axis, or several that stand side by side wherever the rule has one of them.
+    """An axis, or several that are always next to each other in the rule.
 
     `names` are letters, a number, or padding: "_", "_2", … in the order of the rule.
     """
@@ -188,11 +188,11 @@ class Shift(NamedTuple):
 
     @property
     def is_open(self) -> bool:
-        """Whether it adds a size that is still unknown."""
+        """Whether the shift adds a size that is still unknown."""
         return bool(self.by) and not self.by.isdecimal()
 
     def of(self, index: str | int) -> str:
-        """Return the number for an index. What it adds is a number, or nothing."""
+        """Return the number for an index. The shift adds a number, or nothing."""
         return str(self.times * int(index) + int(self.by or 0)) if self != PLAIN else str(index)
 
     def index_of(self, number: int) -> int | None:
@@ -327,7 +327,7 @@ class Rule:
         return self.stacks | {*self.shifts}
 
     def adds(self, side: int) -> bool:
-        """Whether names of a side add a value to an index."""
+        """Return whether names of a side add a value to an index."""
         return any(shift.by for tensor in self.sides[side] for shift in tensor.name.shifts)
 
     def shifted(self, sizes: Mapping[str, int]) -> Rule:
@@ -375,7 +375,7 @@ def make_rules(
 
 
 def _covers(earlier: Sequence[MapTensor], later: Sequence[MapTensor]) -> bool:
-    """Whether the names of an alternative are the same as those of an earlier one, or some of them: {2 l} of {l}."""
+    """Return whether an alternative has only names of an earlier one: {2 l} of {l}."""
     pairs = [(one.name, other.name) for one, other in zip(earlier, later, strict=False)]
     return len(earlier) == len(later) and all(
         one == other or one == other._replace(shifts=(PLAIN,) * len(other.shifts)) for one, other in pairs
@@ -444,7 +444,7 @@ def _changed(rule: Rule, dims: Callable[[MapTensor], tuple[Product, ...]]) -> Ru
 
 
 def _fused(rule: Rule) -> Rule:
-    """Return `rule` with axes that always stand side by side as one axis: only their product matters."""
+    """Return `rule` with axes that are always next to each other as one axis: only their product matters."""
     while pair := _inseparable(rule):
         rule = _changed(rule, functools.partial(_joined, pair))
     return rule

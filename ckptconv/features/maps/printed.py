@@ -21,7 +21,7 @@ class Maps(TypedDict):
     """The whole map, in TOML; with `maps show`."""
 
     precedence: NotRequired[Sequence[tuple[str, str]]]
-    """Pairs of rules of which the first has the names that both have, as it is more special; with `maps check`."""
+    """Pairs of rules; the first has the names that both have, as it is more special. With `maps check`."""
 
     source: NotRequired[str | None]
     """The checkpoint that it was tried on; null for none. With `maps check`."""
@@ -30,10 +30,10 @@ class Maps(TypedDict):
     """The side that the checkpoint's names are of, and the side to make; with `maps check` and a checkpoint."""
 
     made_of: NotRequired[Mapping[str, Sequence[str]]]
-    """Each tensor to make, with those that it is made of; with `maps check` and a checkpoint."""
+    """The input tensors of each output tensor; with `maps check` and a checkpoint."""
 
     warnings: NotRequired[Sequence[str]]
-    """What is left out, each in a sentence; with `maps check` and a checkpoint."""
+    """Warnings about tensors that the map leaves out, one sentence each; with `maps check` and a checkpoint."""
 
 
 # The object: title, what prints it, the commands, and the class of its fields.

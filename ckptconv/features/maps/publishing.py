@@ -1,4 +1,4 @@
-"""Tell by the built-in maps whether an output has the names of another program than transformers. Pure."""
+"""Recognize by the built-in maps an output with the names of another program than transformers. Pure."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def untrue(config: Mapping[str, Any] | None, weights: Weights) -> Iterator[str]:
 
 
 def _is_component(name: str, before: Collection[str]) -> bool:
-    """Whether `name` is that of one module of a larger model, whose names are `before`: there, several programs have
-    such names."""
+    """Return whether `name` is one module of a larger model, whose names are `before`: programs differ in such
+    names."""
     outer = {whole.removesuffix(name) for whole in before if whole.endswith(f".{name}")}
     return len(outer) == 1 and not all(whole.startswith(tuple(outer)) for whole in before)
 

@@ -14,9 +14,9 @@ from ckptconv.text import quoted, some
 
 
 class MappedStates(NamedTuple):
-    """States by the parameters of the other side, the groups of these, and the parameters from which each was made.
+    """States by the parameters of the other side, the groups of these, and the input parameters of each.
 
-    `equal` are pairs of scalars of which one was kept, by name: they must be equal.
+    `equal` are pairs of scalars, only one of which was kept, by name: they must be equal.
     """
 
     states: dict[str, dict[str, Any]]

@@ -14,5 +14,5 @@ from __future__ import annotations
 
 PAGES = ("megatron-adapters.md",)
 SCRIPTS = ("test_megatron_adapters.py", "test_megatron_bridge.py")
-# What it adds to, and builds on.
+# The features that it adds to, and builds on.
 NEEDS = ("companions", "like", "maps", "megatron_bridge", "megatron_core", "merge")

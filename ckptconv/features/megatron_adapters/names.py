@@ -50,7 +50,7 @@ def unmapped(path: str, names: Iterable[str]) -> CkptconvError | None:
 
 
 def are_apart(names: Iterable[str]) -> bool:
-    """Whether adapters of these names are those of CanonicalLoRA, with factors for each module."""
+    """Return whether adapters with these names are of CanonicalLoRA, with factors for each module."""
     return any(map(_PART.fullmatch, names))
 
 

@@ -34,8 +34,8 @@ def others(adapter: Adapter) -> list[str]:
 
 
 def configuration(told: Trained, names: Iterable[str]) -> tuple[dict[str, Any], list[str]]:
-    """Return the configuration of an adapter that has factors of these `names`, trained as `told`, and notes on what
-    the training does not say."""
+    """Return the configuration of an adapter with factors of these `names`, trained as `told`, and notes on the
+    settings that the training does not record."""
     modules = sorted({match["module"].removeprefix(PREFIX) for name in names if (match := FACTOR.fullmatch(name))})
     ends = sorted({module.rpartition(".")[2] for module in modules})
     is_everywhere = len(modules) == len(layers_in(modules)) * len(ends)

@@ -94,7 +94,7 @@ def fitted(source: Source, options: Options) -> Source:
 
 
 def _differ(pairs: Sequence[Equal], stores: Mapping[str, Any]) -> bool:
-    """Whether first factors that LoRA has one of differ, by their beginnings."""
+    """Return whether any first factors that LoRA would share differ, by their beginnings."""
     beginnings = ([first_bytes(tensor, _COMPARED, stores)[0] for tensor in pair] for _, *pair in pairs)
     return any(first != other for first, other in beginnings)
 
@@ -133,7 +133,7 @@ def _compared(
 
 
 def _is_in(matrix: str, modules: Sequence[str]) -> bool:
-    """Whether the module `matrix` is one of `modules`, which are names, ends of names, and patterns with *."""
+    """Return whether the module `matrix` is one of `modules`, which are names, ends of names, and patterns with *."""
     return any(fnmatchcase(matrix, f"*{module}") for module in modules)
 
 

@@ -41,7 +41,7 @@ class Trained(NamedTuple):
 
 
 def trained(path: str, stores: Mapping[str, Any]) -> Trained:
-    """Return the settings beside the step at `path`.
+    """Return the settings next to the step at `path`.
 
     Raise CorruptError for a file that is no configuration, UnsupportedError for adapters of another class.
     """

@@ -63,7 +63,7 @@ def _rows(
     name: str,
     path: str,
 ) -> int:
-    """Return the rows of a matrix, as those of others that are `adapted` tell them."""
+    """Return the number of rows of a matrix, from the given sizes and from those of the `adapted` matrices."""
     known, rows = KnownSizes(sizes), {other.dims[:1]: pair[1].shape[0] for other, pair in adapted.items() if other.dims}
     if matrix.dims and matrix.dims[:1] in rows:
         return rows[matrix.dims[:1]]
@@ -110,7 +110,7 @@ def _zero_factors(adapters: Mapping[str, LazyTensor], stores: Mapping[str, Any])
 
 
 def _is_zero(tensor: LazyTensor, stores: Mapping[str, Any]) -> bool:
-    """Whether all bytes of a tensor are zero."""
+    """Return whether all bytes of a tensor are zero."""
     return not any(any(first_bytes(tensor, limit, stores)[0]) for limit in (_BEGINNING, tensor.nbytes))
 
 

@@ -7,5 +7,5 @@ properties of its model say.
 from __future__ import annotations
 
 PAGES = ()
-# What it adds to, and builds on.
+# The features that it adds to, and builds on.
 NEEDS = ("dcp", "megatron_core")

@@ -24,7 +24,7 @@ _SILU = "torch.nn.functional.silu"
 
 
 class Stated(NamedTuple):
-    """Arguments that the file `path` says; none, for the reason `why`. `note` is a sentence on what they mean."""
+    """Arguments that the file `path` states; none, for the reason `why`. `note` is a sentence on their meaning."""
 
     args: Mapping[str, Any] = {}
     path: str = ""
@@ -33,7 +33,7 @@ class Stated(NamedTuple):
 
 
 def stated(path: str, stores: Mapping[str, Any]) -> Stated:
-    """Return the arguments that the configuration beside the step at `path` says."""
+    """Return the arguments in the configuration next to the step at `path`."""
     config = run_config(path, stores)
     args = arguments_of(config.part("model"))
     if not args:

@@ -1,4 +1,4 @@
-"""run_config.yaml beside the tensors of a step: the configuration of a training by Megatron-Bridge.
+"""run_config.yaml next to the tensors of a step: the configuration of a training by Megatron-Bridge.
 
 Source: Megatron-Bridge 0.3.1 to 0.6.2, training/{config,checkpointing}.py. The file is YAML of plain values, and names
 the class of each part as `_target_`. It is read where PyYAML is installed.
@@ -34,7 +34,7 @@ class RunConfig(NamedTuple):
 
 
 def run_config(path: str, stores: Mapping[str, Any]) -> RunConfig:
-    """Return the configuration beside the step at `path`. Raise CorruptError for a file that is no configuration."""
+    """Return the configuration next to the step at `path`. Raise CorruptError for a file that is no configuration."""
     place = located(Location(path, dict(stores))).directory
     file = place.join(RUN_CONFIG)
     if RUN_CONFIG not in place.names:

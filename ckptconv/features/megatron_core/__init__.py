@@ -8,5 +8,5 @@ optimizer's states, and takes masters or single layers if they are asked for; `f
 from __future__ import annotations
 
 PAGES = ()
-# What it adds to.
+# The features that it adds to.
 NEEDS = ("companions", "dcp", "joining")

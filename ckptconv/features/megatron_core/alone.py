@@ -12,7 +12,7 @@ from ckptconv.tensors.lazy import LazyTensor
 COMMON, CONFIG_FILE = "common.pt", "metadata.json"
 # The configuration of a training by Megatron-Bridge, which is beside the tensors, and the most bytes that it may have.
 RUN_CONFIG, LARGEST_RUN_CONFIG = "run_config.yaml", 1 << 22
-# What is there when a step is complete: of Megatron-core, and of verl, which saves by it.
+# Names in a complete step: of Megatron-core, and of verl, which saves by it.
 MARKERS = (CONFIG_FILE, "ckpt_contents.json")
 
 

@@ -174,7 +174,7 @@ def scaling_arguments(rope: Any, *, is_latent: bool) -> dict[str, Any] | None:
     if not is_latent:
         args = {SCALES: True, FACTOR: stated.get("factor")}
         return args if stated == _llama3(args) else None
-    # What transformers takes for numbers that are not there. It heeds mscale with mscale_all_dim only.
+    # The defaults of transformers for missing numbers. It heeds mscale with mscale_all_dim only.
     unscaled = {} if stated.get("mscale_all_dim") else {"mscale": 1.0, "mscale_all_dim": 0.0}
     stated = {**_USUAL, _ORIGINAL: None, **unscaled, **stated}
     args = {_ROPE_TYPE: _YARN, **{name: stated.get(key) for name, key in _OF_YARN.items()}}
@@ -215,7 +215,7 @@ def _yarn(args: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _fits(value: Any) -> bool:
-    """Whether a configuration can have this value of an argument: a number above 0, with which nothing overflows."""
+    """Return whether a configuration may have this value of an argument: a number above 0 that does not overflow."""
     return value is None or (type(value) in (int, float) and 0 < value < 1e30)
 
 

@@ -204,7 +204,7 @@ def check_backend(place: Location) -> None:
 
 
 def is_of_another_backend(place: Location) -> bool:
-    """Whether the tensors were stored in another way than with torch: with zarr, in a directory for each."""
+    """Return whether zarr, not torch, stored the tensors, in a directory for each."""
     return backend_of(place) not in ("", BACKEND)
 
 
@@ -329,11 +329,11 @@ def _shaped_states(states: Mapping[str, Any], weights: Mapping[str, SavedTensor]
 
 
 def _is_transposed(name: str, state: LazyTensor, weight: SavedTensor) -> bool:
-    """Whether a flattened state has the last two dimensions of its parameter in the other order.
+    """Return whether a flattened state has the last two dimensions of its parameter in the other order.
 
-    The experts of `GroupedMLP` are transposed when they are saved, as one chunk for all experts of a rank. Their
-    flattened states are not transposed, and are cut by expert. Other classes save chunks of one expert, cut like their
-    states.
+    Megatron transposes the experts of `GroupedMLP` when it saves them, as one chunk for all experts of a rank. It does
+    not transpose their flattened states, which it cuts by expert. Other classes save chunks of one expert, cut like
+    their states.
     """
     if not _GROUPED.fullmatch(name) or len(weight.shape) < 3 or len(state.shape) != len(weight.shape) + 1:
         return False

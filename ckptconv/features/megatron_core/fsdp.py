@@ -33,7 +33,7 @@ INNER = (".mtp_model_layer.", ".transformer_layer.")
 
 
 def is_fsdp(described: Description) -> bool:
-    """Whether a checkpoint with paths has the keys of Megatron-FSDP."""
+    """Return whether a checkpoint with paths has the keys of Megatron-FSDP."""
     weights = [path for path in described.paths.values() if path[:1] == (_MODEL,)]
     is_wrapped = bool(weights) and all(_WRAPPED.match(str(path[-1])) for path in weights)
     return is_wrapped and ("checkpoint_version",) in described.paths.values()

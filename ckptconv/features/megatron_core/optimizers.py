@@ -43,7 +43,7 @@ def schedule_of(optimizer: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def identifier(group: Mapping[str, Any], key: str) -> Any:
-    """Return a value by which groups are told apart, which NeMo stores under a longer key."""
+    """Return a value that identifies a group. NeMo stores it under a longer key."""
     return group.get(key, group.get(f"pre_{key}"))
 
 

@@ -8,5 +8,5 @@ from __future__ import annotations
 
 PAGES = ("megatron-fsdp.md",)
 SCRIPTS = ("test_megatron_fsdp.py",)
-# What it builds on.
+# The features that it builds on.
 NEEDS = ("dcp_output", "joining", "megatron_core", "megatron_output", "torch_files", "trees")

@@ -12,5 +12,5 @@ from __future__ import annotations
 PAGES = ("megatron.md",)
 SCRIPTS = ("test_megatron.py", "test_megatron_states.py")
 FILES = ("requirements-megatron.txt",)
-# What it builds on.
+# The features that it builds on.
 NEEDS = ("companions", "dcp", "dcp_output", "joining", "megatron_core", "torch_files", "trees")

@@ -136,7 +136,7 @@ def _width(stored: Sharded, suffix: str) -> int:
 
 
 def _is_gated(stored: Sharded) -> bool:
-    """Whether the first matrix of a feed-forward layer has gate and up."""
+    """Return whether the first matrix of a feed-forward layer has gate and up."""
     for name, tensor in stored.tensors.items():
         after = stored.tensors.get(name.replace("linear_fc1", "linear_fc2"))
         if name.endswith("linear_fc1.weight") and after is not None:

@@ -30,8 +30,8 @@ _IDENTIFIERS = ("wd_mult", "lr_mult", "is_decoupled_lr", "max_lr", "min_lr")
 
 
 def has_two(weights: Mapping[str, LazyTensor], args: Any, optimizers: int | None) -> bool | None:
-    """Whether experts have an optimizer of their own: as in the step that the output is like, with so many
-    `optimizers`, or as the source's own arguments say; None if neither says it."""
+    """Return whether experts have an optimizer of their own, as in the reference step with so many `optimizers`, or by
+    the source's own arguments; None if neither shows it."""
     own = args.get(EXPERT_PARALLEL) if isinstance(args, Mapping) else None
     if not any(map(is_of_expert, weights)):
         return False
@@ -87,7 +87,8 @@ def _check_steps(groups: Sequence[Mapping[str, Any]], step: Mapping[str, Any], w
 
 
 def _distinct(groups: Sequence[dict[str, Any]], where: str) -> list[dict[str, Any]]:
-    """Return `groups` without repetitions. Raise UnsupportedError if Megatron-core could not tell two apart."""
+    """Return `groups` without repetitions. Raise UnsupportedError if Megatron-core could not distinguish two of
+    them."""
     distinct: dict[tuple[Any, ...], dict[str, Any]] = {}
     for group in groups:
         if distinct.setdefault(tuple(identifier(group, key) for key in _IDENTIFIERS), group) != group:
@@ -100,7 +101,7 @@ def _distinct(groups: Sequence[dict[str, Any]], where: str) -> list[dict[str, An
 
 
 def _groups(states: States, weights: Mapping[str, LazyTensor], where: str) -> list[dict[str, Any]]:
-    """Return the groups of the parameters `weights`, made of those of another optimizer."""
+    """Return the groups of the parameters `weights`, from those of another optimizer."""
     group_of = {name: group for group in states.groups for name in group["params"]}
     groups: list[dict[str, Any]] = []
     for factor in (1.0, 0.0):
@@ -123,7 +124,7 @@ def _groups(states: States, weights: Mapping[str, LazyTensor], where: str) -> li
 
 
 def is_vector(name: str, weight: LazyTensor) -> bool:
-    """Whether Megatron-core lets no weight decay work on a parameter."""
+    """Return whether Megatron-core applies no weight decay to a parameter."""
     return name.endswith(".bias") or len(weight.shape) == 1 + is_stacked(name)
 
 

@@ -50,7 +50,8 @@ _KEYS = ("self_attention.kv_layernorm.", "self_attention.linear_kv_up_proj.layer
 
 class Sharded(NamedTuple):
     """Tensors under Megatron-core's names. `axes` is the number of leading axes of each along which a chunk has one
-    element; `objects` are the names of the empty objects beside them. `layers` is the number of the decoder's."""
+    element; `objects` are the names of the empty objects stored with them. `layers` is the number of the decoder's
+    layers."""
 
     tensors: dict[str, LazyTensor]
     axes: dict[str, int]
@@ -132,12 +133,12 @@ def sharded(tensors: Mapping[str, LazyTensor], implementation: str, where: str) 
 
 
 def is_of_expert(name: str) -> bool:
-    """Whether a tensor of this name belongs to one expert, or to all experts of a layer."""
+    """Return whether a tensor of this name belongs to one expert, or to all experts of a layer."""
     return bool(_EXPERT.fullmatch(name) or _EXPERTS.fullmatch(name))
 
 
 def is_stacked(name: str) -> bool:
-    """Whether a tensor of this name has one element of its first axis for each layer."""
+    """Return whether a tensor of this name has one element along its first axis for each layer."""
     return _STACKED.fullmatch(name) is not None
 
 
@@ -201,7 +202,7 @@ def _check_numbers(numbers: Iterable[int], subject: str) -> None:
 
 
 def _are_alike(layers: Iterable[Mapping[str, LazyTensor]]) -> bool:
-    """Whether all layers have tensors of the same names, shapes and dtypes."""
+    """Return whether all layers have tensors of the same names, shapes and dtypes."""
     kinds = [{name: (tensor.shape, tensor.dtype) for name, tensor in layer.items()} for layer in layers]
     return all(kind == kinds[0] for kind in kinds)
 

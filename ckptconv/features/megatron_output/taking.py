@@ -19,7 +19,7 @@ FITTED = ("megatron_adapters",)
 
 
 def fitted(source: Source, options: Options, typed: str) -> Source:
-    """Return `source`, opened as `typed`, with the configuration beside it, and with the optimizer's states of the
+    """Return `source`, opened as `typed`, with the configuration next to it, and with the optimizer's states of the
     checkpoint that `options.states` names."""
     source = taking.fitted(source, options, typed)
     if options.states and source.optimizer is not None:

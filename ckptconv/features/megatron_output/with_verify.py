@@ -1,4 +1,4 @@
-"""Compare a step of Megatron-core with the plan that a conversion makes of its source."""
+"""Compare a step of Megatron-core with the plan of a conversion of its source."""
 
 from __future__ import annotations
 

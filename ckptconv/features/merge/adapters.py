@@ -269,7 +269,7 @@ class _Work:
         self._in_place(memory, place, tensor.shape, lambda base, start, count: _rows(tensor, start, count), True)
 
     def _is_resized(self, module: str, name: str, tensor: LazyTensor) -> bool:
-        """Whether a whole tensor belongs to an embedding or a head with another vocabulary."""
+        """Return whether a whole tensor belongs to an embedding or a head with another vocabulary."""
         shape = self._base.tensors[name].shape
         of_words = module.rpartition(".")[2] in (*EMBEDDINGS, HEAD)
         if not of_words or len(shape) > 2 or tensor.shape[1:] != shape[1:] or len(tensor.shape) != len(shape):
@@ -303,7 +303,7 @@ class _Work:
         )
 
     def _is_new_head(self, module: str) -> bool:
-        """Whether `module` is a head that the base does not store."""
+        """Return whether `module` is a head that the base does not store."""
         return self._head is not None and self._head.is_new and module.rpartition(".")[2] == HEAD
 
     def _shape(self, name: str) -> tuple[int, ...]:
@@ -609,8 +609,7 @@ class _Work:
             self._put(stack, Concat(tuple(slices)))
 
     def _is_stack_turned(self, parameter: str, stack: str, shape: tuple[int, int]) -> bool:
-        """Whether the matrices of the stack of this name are stored transposed, if the factors have the product
-        `shape`.
+        """Return whether the matrices of a stack are stored transposed, if the product of the factors has `shape`.
 
         All stacks of a module are transposed, or none. If the matrices are square, the other stack shows it. Gates are
         stacked with the layers that they open: a stack with as many inputs has twice as many outputs, and one with as

@@ -237,7 +237,7 @@ def _scale(said: _Said) -> Scale:
 
 
 def _asks(value: object) -> bool:
-    """Whether the value of an unknown key switches something on, or holds its settings."""
+    """Return whether the value of an unknown key switches something on, or holds its settings."""
     return value is True or (isinstance(value, (dict, list)) and bool(value))
 
 

@@ -107,7 +107,7 @@ class Family:
                 yield rule.memory[-1]
 
     def has_other_layout(self, name: str) -> bool:
-        """Whether files hold the tensor of this name in memory in a layout of their own."""
+        """Return whether files store a tensor with this name in memory in another layout."""
         parts = name.split(".")
         return any(any(True for _ in rule.ends(parts)) for rule in self._rules if rule.files is None)
 

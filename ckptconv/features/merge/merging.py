@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ckptconv.conversion import convert
 from ckptconv.errors import UNWRITTEN, leaving
 from ckptconv.features.merge.files import merging, read_adapters
-from ckptconv.features.merge.options import MERGING, SCALING
+from ckptconv.features.merge.options import INSTEAD, MERGING
 from ckptconv.formats.opening import opened
 from ckptconv.formats.training import model_alone
 from ckptconv.options.option import checked
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @leaving(UNWRITTEN)
-@checked(MERGING, {"alpha lora_alpha scale scaling weight weights": SCALING})
+@checked(MERGING, INSTEAD)
 def merge(
     base: str | os.PathLike[str],
     adapters: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],

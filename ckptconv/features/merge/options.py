@@ -21,8 +21,12 @@ class _Merging:
     )
 
 
-# How an adapter is given a weight, for who looks for an option.
+# Advice on the weight of an adapter, for users who look for an option.
 SCALING = "The scale of an adapter is set in its adapter_config.json: multiply lora_alpha there by the weight."
+INSTEAD = {
+    "*": "Give several adapters in a list: merge(BASE, [ADAPTER, ADAPTER], OUTPUT).",
+    "alpha lora_alpha scale scaling weight weights": SCALING,
+}
 MERGING = {**options_in(_Merging), **COMBINING}
 # The name of the keywords' type, and its docstring.
 KEYWORDS = MERGING, "Options of `merge`."

@@ -40,7 +40,7 @@ class Placed(NamedTuple):
         return self.stacks.get(module, {}).get(parameter, ())
 
     def has_other_layout(self, memory: str) -> bool:
-        """Whether files of such models hold a tensor in another layout than memory does."""
+        """Return whether files of such models store a tensor in another layout than memory has."""
         return any(family.has_other_layout(memory) for family in self.others)
 
 

@@ -1,4 +1,4 @@
-"""Tell whether the directory of a model would have the factors of an adapter among its tensors. Pure."""
+"""Predict whether the directory of a model would have the factors of an adapter among its tensors. Pure."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _beside_factors(names: Iterable[str], adapter: str) -> list[str]:
 
 
 def _globs(adapter: str) -> tuple[str, str]:
-    """Return globs of the names in a training of what an adapter has beside factors: copied modules, and rows of
+    """Return globs of the names in a training of an adapter's tensors other than factors: copied modules, and rows of
     tokens."""
     return f"*.modules_to_save.{adapter}.*", f"*.trainable_tokens_delta.{adapter}"
 

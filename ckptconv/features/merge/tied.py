@@ -39,7 +39,7 @@ class Base(NamedTuple):
 
     @property
     def ties_head(self) -> bool | None:
-        """Whether it has a head that is tied to the embedding; None if that is unknown."""
+        """Whether the model has a head that is tied to the embedding; None if that is unknown."""
         text = self.model.get("text_config")
         for config in (self.model, text if isinstance(text, Mapping) else {}):
             if type(ties := config.get("tie_word_embeddings")) is bool:
@@ -88,7 +88,7 @@ def module_of(name: str) -> str:
 
 
 def is_saved(adapter: Adapter, module: str) -> bool:
-    """Whether the configuration names `module`, or one that contains it, among those that were trained whole."""
+    """Return whether the adapter's configuration lists `module`, or a module that contains it, as trained whole."""
     return any(f".{saved_end}." in f".{module}." for saved_end in adapter.saved)
 
 
@@ -137,8 +137,8 @@ def untied(base: Base, adapter: Adapter, modules: Mapping[str, Module]) -> tuple
 
 
 def _is_one(adapter: Adapter, modules: Mapping[str, Module], owner: str, head: str) -> bool:
-    """Whether the embedding and the head were trained as one tensor: the configuration says so, or both are frozen, or
-    have the same rows."""
+    """Return whether the embedding and the head were trained as one tensor: by the configuration, or because both are
+    frozen or have the same rows."""
     if adapter.tied:
         return True
     parts, others = modules[head], modules.get(owner, Module())

@@ -48,7 +48,7 @@ def contradicted(config: Mapping[str, Any], before: Iterable[str], after: Iterab
 
 
 def _counted(key: str, count: int, numbers: frozenset[int], left: frozenset[int], further: int) -> bool:
-    """Whether a count is of modules with these `numbers`, and of some that are `left` out."""
+    """Return whether a count is that of modules with these `numbers`, of which some are `left` out."""
     if key.endswith(_FURTHER):
         return bool(left & {*sorted(numbers)[-count:]}) if count else False
     return count in (len(numbers), len(numbers) - further) and bool(left & {*sorted(numbers)[:count]})

@@ -1,4 +1,4 @@
-"""Tell whether it is clear which of several weights in a directory are meant."""
+"""Decide whether it is clear which of several weights in a directory are meant."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from ckptconv.text import some
 
 
 class Told(NamedTuple):
-    """What a report says of the weights that were read."""
+    """Notes and warnings of a report about the weights that were read."""
 
     notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
 
 
 def _older(source: Source, read: str, steps: Sequence[str]) -> Iterator[str]:
-    """Yield a warning if the file that was `read` is an output of this program's beside the `steps` of a run."""
+    """Yield a warning if the file that was `read` is an earlier output of this program next to the `steps` of a run."""
     if steps and not is_remote(source.path) and Directory(Location(source.path, {})).made_as(read):
         yield (
             f"{join(source.path, read)}, an earlier output of ckptconv, was read instead of the steps in "
@@ -64,7 +64,7 @@ def told(source: Source, left: Mapping[str, str]) -> Told:
         raise UsageError(
             f"{source.path} contains several files of weights, and it is not clear which to convert: "
             f"{some([join(source.path, read[0]), *others], form=str)}.",
-            f"Give one of them{several(', or convert several: {}') or '.'}",
+            f"Give one of them{several('. To convert several: {}') or '.'}",
         )
     folders = [path for path, why in left.items() if why == FOLDER and is_checkpoint(Location(path, {}))]
     verb = "is a checkpoint" if len(folders) == 1 else "are checkpoints"

@@ -26,8 +26,7 @@ def survey(
     storage_options: Mapping[str, Any] | None,
     warnings: list[str],
 ) -> dict[str, list[str]] | None:
-    """Return the names in the directory of a model by their roles; None if nothing else of a model is beside the
-    weights of `source`."""
+    """Return the names in the directory of a model by their roles; None if it has only the weights of `source`."""
     if not is_directory(source, storage_options or {}):
         return None
     place = Location(source.path, dict(storage_options or {}))

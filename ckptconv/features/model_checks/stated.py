@@ -60,7 +60,7 @@ def of_vocabulary(
 
 
 def _left_out(config: Mapping[str, Any], before: Collection[str], after: Collection[str]) -> Iterator[str]:
-    """Yield a warning if a configuration describes a component of which an output has no tensor."""
+    """Yield a warning if a configuration describes a component, and an output has no tensor of it."""
     for component, kept, whole in (("vision", "text", "language model"), ("text", "vision", "vision model")):
         key = key_of(component, config)
         if key and places.component_of(component, before) and not places.component_of(component, after):

@@ -7,5 +7,5 @@ the configuration states, by `counts`; and changes of a configuration, by `edits
 from __future__ import annotations
 
 PAGES = ()
-# What it builds on.
+# The features that it builds on.
 NEEDS = ("configs",)

@@ -107,7 +107,7 @@ def vocabularies_in(config: Mapping[str, Any]) -> list[tuple[str, int, set[int]]
 
 
 def width_of_layer(config: Mapping[str, Any]) -> int:
-    """Return how many elements each layer has in tensors of all layers; 0 if there are no such ones."""
+    """Return the number of elements of each layer in tensors of all layers; 0 if there are no such tensors."""
     widths = (scope.get("hidden_size_per_layer_input") for _, scope in scopes(config))
     return next((width for width in widths if type(width) is int), 0)
 

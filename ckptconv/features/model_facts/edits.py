@@ -118,8 +118,8 @@ class Edits:
 def configured(
     chosen: Selected, source: Source, step: Callable[[Mapping[str, Any]], Edited], *, is_told: bool = True
 ) -> Selected:
-    """Return `chosen` with a further change of its configuration, and with what is said of it: all keys that change, if
-    `is_told`, or if any does."""
+    """Return `chosen` with a further change of its configuration, with notes and warnings on it, and a note on the
+    changed keys: always if `is_told`, else only if a key changes."""
     before = chosen.edit if isinstance(chosen.edit, Edits) else Edits(chosen.edit or dict)
     edits = Edits(before.first, (*before.steps, step))
     chosen = chosen._replace(edit=edits)

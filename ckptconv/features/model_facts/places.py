@@ -44,25 +44,25 @@ _EXPERT = re.compile(r"^(?P<module>(?:.*\.)?experts)\.(?P<number>\d{1,6})(?=\.|$
 
 
 class Stack(NamedTuple):
-    """Modules that are called by number: the path of the module that holds them, and how many there are."""
+    """Modules that are called by number: the path of the module that holds them, and their number."""
 
     place: str
     size: int
 
 
 def is_beside(path: str) -> bool:
-    """Whether a path leads into a component other than the language model, such as the vision model."""
+    """Return whether a path leads into a component other than the language model, such as the vision model."""
     return _BESIDE.search(path) is not None
 
 
 def is_head(name: str) -> bool:
-    """Whether a tensor, or a module, is the head of a language model."""
+    """Return whether a tensor, or a module, is the head of a language model."""
     words = name.split(".")
     return words[0] in HEADS or "lm_head" in words[:2]
 
 
 def is_further(path: str) -> bool:
-    """Whether a path leads to a module that predicts further tokens."""
+    """Return whether a path leads to a module that predicts further tokens."""
     return any(_MTP.fullmatch(word) for word in path.split("."))
 
 
@@ -75,7 +75,7 @@ def numbered(name: str) -> tuple[str, int] | None:
 
 
 def is_of_vocabulary(name: str) -> bool:
-    """Whether a tensor is of embeddings or a head."""
+    """Return whether a tensor belongs to embeddings or a head."""
     module, _, leaf = name.rpartition(".")
     is_one = _IN_LAYERS.search(module) if numbered(name) else module.rpartition(".")[2] in _OF_VOCABULARY
     return bool(is_one and not is_beside(module)) or leaf == BIAS_OF_HEAD
@@ -144,7 +144,7 @@ def check_layers(names: Iterable[str], stack: Stack, kept: Sequence[int], count:
 
 
 def further_layers(names: Iterable[str], stack: Stack | None) -> int:
-    """Return how many layers there are in modules of their own that predict further tokens."""
+    """Return the number of layers in modules of their own that predict further tokens."""
     inside = (numbered(name) for name in names if is_further(name) and not is_beside(name))
     found = {place for place in inside if place and (stack is None or place[0] != stack.place)}
     return len(found)
@@ -167,7 +167,7 @@ def named_in(component: str, name: str) -> str | None:
 
 
 def component_of(component: str, names: Iterable[str]) -> dict[str, str]:
-    """Return the names that are in the text or vision component, {old: new}; {} if there is no such component."""
+    """Return the names in the text or vision component, {old: new}; {} if there is no such component."""
     renamed = {name: new for name in names if (new := named_in(component, name))}
     if component == "text":
         return renamed if any(word in _TEXT for name in renamed for word in name.split(".")) else {}
@@ -178,7 +178,7 @@ def component_of(component: str, names: Iterable[str]) -> dict[str, str]:
 
 
 class Experts(NamedTuple):
-    """A module with experts: its path, how many there are, and {name: dimension} of tensors with a row for each."""
+    """A module with experts: its path, their number, and {name: dimension} of tensors with a row for each."""
 
     module: str
     size: int

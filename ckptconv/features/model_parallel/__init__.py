@@ -9,5 +9,5 @@ from __future__ import annotations
 PAGES = ()
 # The reason why it exceeds the budget of a container of files.
 EXCEEDS = "it reads the files of Megatron-LM and of Meta, and checks that the files of all ranks fit together"
-# What it builds on.
+# The features that it builds on.
 NEEDS = ("joining",)

@@ -42,7 +42,7 @@ _LAYER = re.compile(r"(decoder\.layers\.)(\d{1,6})(\..+)", re.DOTALL)
 _EXPERT = re.compile(
     r"(.+\.mlp\.experts\.(?:local_experts\.|linear_fc\d\.(?:weight|bias)))(\d{1,6})((?:\..+)?)", re.DOTALL
 )
-# How the tensor-parallel ranks split a tensor: by rows, by columns, or not at all. Tensors of no line stay in parts:
+# The division of a tensor by the tensor-parallel ranks: by rows, by columns, or none. Tensors of no line stay in parts:
 # the first matrix of a feed-forward layer holds gate and up side by side in each rank, or only one of them.
 _ROWS, _COLUMNS, _WHOLE = 0, 1, None
 _SHARES: tuple[tuple[re.Pattern[str], int | None], ...] = tuple(

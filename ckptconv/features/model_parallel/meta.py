@@ -28,7 +28,7 @@ _GUESS = Guess(CERTAIN, "Llama's files as Meta released them", "pt2safetensors {
 
 
 def sniff(probe: Probe) -> Guess | None:
-    """Recognize a directory with such files, unless there is a whole model next to them."""
+    """Recognize a directory with such files, unless a whole model is next to them."""
     is_meant = probe.is_directory and _files(probe.place) and not holds_whole(probe.place.names)
     return _GUESS if is_meant else None
 

@@ -143,7 +143,7 @@ def _layers(numbers: Sequence[int], stack: places.Stack, count: int) -> tuple[in
 def _by_layer(
     tensors: Mapping[str, LazyTensor], stack: places.Stack, kept: Sequence[int], width: int
 ) -> Iterator[tuple[str, tuple[int, Sequence[int]]]]:
-    """Yield tensors of all layers with `width` rows or columns for each, such as embeddings: what is taken of them."""
+    """Yield the kept part of tensors of all layers with `width` rows or columns for each, such as embeddings."""
     for name, tensor in tensors.items():
         if width and "per_layer" in name and places.numbered(name) is None and stack.size * width in tensor.shape:
             dim = tensor.shape.index(stack.size * width)

@@ -83,8 +83,8 @@ class _Editor(Editor):
         self._facts = facts
 
     def of(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the configuration as it is true of the part. Raise CorruptError if no key counts the layers or experts
-        of which the part has fewer."""
+        """Return the configuration for the part. Raise CorruptError if no key counts the layers or experts that the
+        part lacks."""
         facts = self._facts
 
         def codes_of(value: Any, where: str) -> Any:
@@ -144,7 +144,7 @@ class _Editor(Editor):
         for period, offset in PERIODS.items():
             if key in (period, offset) and not facts.is_beginning:
                 return self._of_period(where, (scope.get(period), scope.get(offset, 0)), scope)[key == offset]
-        # What it means is not known; one of the last layers depends on how many there are.
+        # The meaning of a rule is not known here; one of the last layers depends on the number of layers.
         if _RULE.search(key) and value and (not facts.is_beginning or "last" in key):
             return self._listed(where, value, scope, lists)
         if _WINDOW.fullmatch(key) and value and not facts.is_beginning and not self._has_kinds(scope):
@@ -155,7 +155,7 @@ class _Editor(Editor):
         return value
 
     def _has_kinds(self, scope: Mapping[str, Any]) -> bool:
-        """Whether an object says of which layers a window of attention is, or that there is none."""
+        """Return whether an object states the kinds of layers: which have a window of attention, or that none has."""
         kinds = (isinstance(value, (list, str)) and len(value) == self._facts.layers for value in scope.values())
         ruled = (key in PERIODIC or RULES.get(key, ((), ()))[1] == KINDS or key.endswith("pattern") for key in scope)
         return scope.get("use_sliding_window") is False or any(kinds) or any(ruled)
@@ -169,8 +169,8 @@ class _Editor(Editor):
         return next(same, None) or self._listed(where, old, scope, KINDS if "attn" in where else MLPS)
 
     def _is_same(self, meanings: Iterable[Callable[[int, Any, int], bool]], old: Any, new: Any) -> bool:
-        """Whether a rule holds with its `new` value of the same layers of the part as with its `old` one of the
-        model."""
+        """Return whether a rule with its `new` value holds for the same layers of the part as with its `old` value in
+        the model."""
         facts, kept = self._facts, self._facts.kept_layers
         return all(
             holds(at, new, len(kept)) == holds(layer, old, facts.layers)

@@ -52,7 +52,7 @@ class Renaming(NamedTuple):
 
     @property
     def moves(self) -> bool:
-        """Whether any layer or expert that is kept has another number, or modules have other paths."""
+        """Whether any kept layer or expert has another number, or modules have other paths."""
         every = [self.layers, *self.experts.values()]
         return bool(self.component) or any(old != new for numbers in every for old, new in numbers.items())
 
@@ -81,5 +81,5 @@ class Facts(NamedTuple):
 
     @property
     def is_beginning(self) -> bool:
-        """Whether the layers that are kept are the first ones, in their order."""
+        """Whether the kept layers are the first ones, in their order."""
         return self.kept_layers == tuple(range(len(self.kept_layers)))

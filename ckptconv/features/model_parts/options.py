@@ -80,7 +80,7 @@ class PartOptions(Given):
 
 
 GIVEN = PartOptions
-# What people call them, as commands and as options.
+# Other words for them, as commands and as options.
 OTHER_WORDS = {"convert --layers 0-3": ("slice", "drop-layers"), "convert --component text": ("extract",)}
 OTHER_OPTIONS = {
     "--num-layers --n-layers --keep-layers --num-hidden-layers": "Use --layers, such as --layers 0-3.",

@@ -1,4 +1,4 @@
-"""Rules over the numbers of layers that a configuration may have, by key: of which layers each holds. Pure.
+"""Rules over the numbers of layers in configurations, by key: the layers for which each holds. Pure.
 
 Sources: `configuration_*.py` and `modeling_*.py` of transformers' models.
 """
@@ -34,7 +34,7 @@ def in_period(layer: int, value: tuple[int, int], count: int) -> bool:
 
 
 def _closing(layer: int, value: int, count: int) -> bool:
-    """Whether a layer closes a group, or is in the rest behind the last whole group."""
+    """Return whether a layer closes a group, or is in the rest after the last whole group."""
     return value > 0 and (_every(layer, value, count) or layer >= count // value * value)
 
 

@@ -244,10 +244,10 @@ def _convolution(value: Any) -> dict[str, Any] | None:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value consists of numbers, text and containers alone."""
+    """Return whether a value consists of numbers, text and containers only."""
     return all(type(node) in (*MAPPINGS, list, tuple) for node in walk(value))
 
 
 def _changes(hooks: Any) -> bool:
-    """Whether a module's hooks may change its state dict."""
+    """Return whether a module's hooks may change its state dict."""
     return isinstance(hooks, Mapping) and any(class_of(hook) not in _HARMLESS for hook in hooks.values())

@@ -32,7 +32,7 @@ SLICES, _SHAPE = "local_global_slices_pairs", "unsharded_shape"
 FILE = re.compile(
     r"model_(.+?)(?:_pp-rank-(\d{1,6})-of-(\d{1,6})_tp-rank-(\d{1,6})-of-(\d{1,6})(_exp-rank-\d+-of-\d+)?)?\.safetensors"
 )
-# What is there when a step is complete.
+# Names in a complete step.
 MARKERS = ("checkpoint_metadata.json",)
 _GUESS = Guess(CERTAIN, "a step of nanotron", "convert {} OUTPUT")
 # The deepest nesting of modules, and the most slices of a part.
@@ -40,7 +40,7 @@ _DEEPEST, _MOST = 64, 1 << 16
 
 
 class _Part(NamedTuple):
-    """A file: its place, and its tensor-parallel rank of how many; 0 of 0 if it has a whole parameter."""
+    """A file: its place, its tensor-parallel rank, and the number of ranks; 0 of 0 if it has a whole parameter."""
 
     place: Location
     rank: int

@@ -31,7 +31,7 @@ _SUFFIX, _MAGIC = ".npy", b"\x93NUMPY"
 # Bytes of the header's length, by version; the alignment of a header, and the longest.
 _LENGTHS = {(1, 0): 2, (2, 0): 4, (3, 0): 4}
 _USUAL, _LONGEST = 128, 1 << 16
-# What to do with arrays whose dtype numpy does not write.
+# Advice on arrays whose dtype numpy does not write.
 _INSTEAD = "save the array as float32, or use safetensors.flax.save_file, which keeps the dtype."
 # torch's limit.
 _MAX_DIMS = 64

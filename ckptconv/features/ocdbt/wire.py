@@ -24,8 +24,8 @@ _LONGEST, _MOST_SPELLED, _PER_WORD, _MOST_FILES = 1 << 14, 128 << 20, 128, 1 << 
 
 
 class Reference(NamedTuple):
-    """A reference to a node: the number of its data file in a table, its offset and length, and how many keys are in it
-    or below it."""
+    """A reference to a node: the number of its data file in a table, its offset and length, and the number of keys in
+    it or below it."""
 
     file: int
     offset: int
@@ -133,7 +133,7 @@ class Body:
             raise self.wrong("the path of a data file is not valid UTF-8") from None
 
     def references(self, count: int) -> list[Reference]:
-        """Return the next `count` references to nodes. What they say of sums of bytes is passed over."""
+        """Return the next `count` references to nodes, without their sums of bytes."""
         columns = [self.column(count) for _ in range(6)]
         return [*map(Reference, *columns[:4])]
 

@@ -30,7 +30,7 @@ _LONGEST_KEY = 100
 
 
 def is_used(names: Iterable[str]) -> bool:
-    """Whether OLMo's mapping made all of these names of tensors."""
+    """Return whether OLMo's mapping produced all of these names of tensors."""
     names = list(names)
     return bool(names) and all((_decoded(name) or b"").startswith(_PICKLES) for name in names)
 
@@ -112,7 +112,7 @@ def _path(name: str, where: str) -> tuple[tuple[Any, ...], bool]:
 
 
 def _is_key(key: Any) -> bool:
-    """Whether `key` is of a type that is fast to hash."""
+    """Return whether `key` is of a type that is fast to hash."""
     if type(key) is tuple:
         return len(key) <= _LONGEST_KEY and all(type(part) in _ATOMS for part in key)
     return type(key) in _ATOMS

@@ -10,5 +10,5 @@ finds the optimizer in a file next to a model.
 from __future__ import annotations
 
 SCRIPTS = ("module_orders.py",)
-# What it builds on.
+# The features that it builds on.
 NEEDS = ("configs", "optimizer_states")

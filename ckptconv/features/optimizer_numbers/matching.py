@@ -144,7 +144,7 @@ def refusal(numbers: Numbers, model: Model, where: str, why: str, is_ambiguous: 
     return UnsupportedError(
         f"{where} numbers its {_total(numbers)} parameters{groups}, and the model has {len(model.shapes)} tensors. "
         f"The states cannot be matched to parameters: {why}.",
-        hint,
+        f"{hint} In Python, ckptconv.open(PATH).tree contains the states by number.",
     )
 
 
@@ -156,7 +156,7 @@ def _way(order: Order) -> str:
 
 
 def _is_ambiguous(numbers: Numbers, model: Model, order: Order) -> bool:
-    """Whether an order of a model's parameters fits the shapes of the states in more than one way."""
+    """Return whether an order of a model's parameters fits the shapes of the states in more than one way."""
     chosen = None if order.groups else _chosen(_in_order(numbers), model, _names_in(model, order))
     return chosen is not None and not chosen.is_only
 

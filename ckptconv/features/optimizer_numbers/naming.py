@@ -131,5 +131,5 @@ def _of(states: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
 
 
 def is_factor(key: Any) -> bool:
-    """Whether a state has the name of a factor, whose shape is not that of its parameter."""
+    """Return whether a state has the name of a factor, whose shape is not that of its parameter."""
     return str(key).endswith(_FACTORS)

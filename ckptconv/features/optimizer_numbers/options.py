@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from ckptconv.errors import UsageError
 from ckptconv.options import TAKE
 from ckptconv.options.kinds import PATH
 from ckptconv.options.option import Given, option
+from ckptconv.text import brief, parse_path
+
+
+def _order(value: Any, called: str) -> str:
+    if isinstance(value, (list, tuple)):
+        hint = "Write the names to a file with json.dump, and give its path."
+        raise UsageError(f"{called} {brief(value)} is no path of a file.", hint)
+    return parse_path(value, called)
 
 
 class NumberOptions(Given):
-    """What tells the order in which an optimizer numbers its parameters."""
+    """The source of the order in which an optimizer numbers its parameters."""
 
     order: str = option(
-        PATH,
+        PATH._replace(parse=_order),
         "The order in which the optimizer numbers its parameters. FILE is a list of parameter names, one per line "
         "or in JSON (optionally one list per parameter group); a checkpoint that preserves their order, such as a "
         "state dict saved with torch.save; or a directory with the config.json of a transformers model.",

@@ -50,8 +50,7 @@ def completed(model: Model) -> Model:
 
 
 def _is_of_modules(saved: Order, tree: Any) -> bool:
-    """Whether the order in which a model was saved, by its state dict `tree` or by the names alone, is that of its
-    modules."""
+    """Return whether the saved order of a model, by its state dict `tree` or by names alone, is that of its modules."""
     return follows_modules(dict.fromkeys(saved.names)) if tree is None else is_kept(tree)
 
 

@@ -34,8 +34,11 @@ _WHOLE = re.compile(r"\.modules_to_save\.[^.]+")
 
 
 def is_kept(tree: Any) -> bool:
-    """Whether a state dict is certainly in the order of its modules: `Module.state_dict` made it and names the modules,
-    or its names follow one another as the modules do, and no sorting gives this order."""
+    """Return whether a state dict is certainly in the order of its modules.
+
+    It is if `Module.state_dict` returned it and it names the modules, or if its names follow one another as the modules
+    do, and no sorting gives this order.
+    """
     if not isinstance(tree, Mapping) or not tree:
         return False
     flat = keymap.flatten(tree)[0]
@@ -44,8 +47,8 @@ def is_kept(tree: Any) -> bool:
 
 
 def follows_modules(tensors: Mapping[str, Any], modules: Iterable[str] | None = None) -> bool:
-    """Whether names are in the order of modules: each module's own names first, then those of its submodules. If the
-    names are also sorted, the `modules` in order must show that, and no bias may come before a weight."""
+    """Return whether names are in the order of modules: each module's own names first, then those of its submodules. If
+    the names are also sorted, the `modules` in order must show that, and no bias may come before a weight."""
     names = list(tensors)
     paths = [name.split(".") for name in names]
     parents = dict.fromkeys(tuple(path[:-1]) for path in paths)
@@ -61,12 +64,12 @@ def follows_modules(tensors: Mapping[str, Any], modules: Iterable[str] | None = 
 
 
 def _is_turned(name: str, following: str) -> bool:
-    """Whether a module's bias comes just before its weight: torch's modules have them the other way."""
+    """Return whether a module's bias comes just before its weight, unlike in torch's modules."""
     return name != following and name.replace("bias", "weight") == following
 
 
 def _is_preorder(parents: Iterable[Sequence[str]]) -> bool:
-    """Whether each module is entered once, with its own tensors before those of its submodules."""
+    """Return whether the names enter each module once, with its own tensors before those of its submodules."""
     left: set[tuple[str, ...]] = set()
     current: tuple[str, ...] = ()
     for parent in parents:
@@ -141,7 +144,7 @@ def _steps(architecture: str) -> _Steps:
 
 
 def _tokens(name: str) -> Iterator[str]:
-    """Yield the steps, points and parentheses of an order, or of what orders share."""
+    """Yield the steps, points and parentheses of an order, or of a text that orders share."""
     for token in _TOKEN.findall(_catalogue()[name]):
         if token.startswith("@"):
             yield from _tokens(token)
@@ -150,7 +153,7 @@ def _tokens(name: str) -> Iterator[str]:
 
 
 def is_known(architecture: str) -> bool:
-    """Whether the catalogue has an architecture."""
+    """Return whether the catalogue has an architecture."""
     return architecture in _catalogue() and architecture.isidentifier()
 
 

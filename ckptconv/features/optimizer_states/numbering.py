@@ -1,4 +1,4 @@
-"""Optimizer states that are stored by the number of their parameter: what is asked of the feature that names them."""
+"""Optimizer states that are stored by the number of their parameter: the interface to the feature that names them."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def _state_last(key: str) -> tuple[str, str]:
 
 
 def _is_state_first(flat: Collection[str], weights: Collection[str]) -> bool:
-    """Whether flat keys are <state>.<parameter> rather than <parameter>.<state>."""
+    """Return whether flat keys are <state>.<parameter> rather than <parameter>.<state>."""
     ways = [sum(split(key)[0] in weights for key in flat) for split in (_state_first, _state_last)]
     return ways[0] > ways[1] or (not any(ways) and bool(flat) and all(_state_first(key)[1] in _STATES for key in flat))
 
@@ -155,12 +155,12 @@ def model_of(weights: Mapping[str, Any], tree: Any = None) -> Model:
 
 
 def may_be_trained(dtype: DType) -> bool:
-    """Whether a parameter of a dtype has gradients."""
+    """Return whether a parameter of a dtype can have gradients."""
     return dtype.kind in ("f", "c")
 
 
 def is_statistic(name: str, names: Iterable[str]) -> bool:
-    """Whether a tensor is certainly a buffer: one of the running statistics of a module that has them all."""
+    """Return whether a tensor is certainly a buffer: one of a module's complete running statistics."""
     module, _, last = name.rpartition(".")
     prefix = f"{module}." if module else ""
     return last in STATISTICS and all(f"{prefix}{statistic}" in names for statistic in STATISTICS)
@@ -178,7 +178,7 @@ def optimizers_alone(tree: Any) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def _is_alone(tree: Any) -> bool:
-    """Whether a whole checkpoint is the state dict of an optimizer, which may have no groups."""
+    """Return whether a whole checkpoint is the state dict of an optimizer, maybe without groups."""
     if not isinstance(tree, Mapping) or not is_optimizer({_GROUPS: [], **tree}):
         return False
     return bool(tree[_STATE] or tree.get(_GROUPS)) and all(
@@ -234,7 +234,7 @@ def check_not_optax(optimizer: Mapping[str, Any] | None, where: str, advice: str
 
 
 def is_by_number(optimizer: Mapping[str, Any]) -> bool:
-    """Whether an optimizer has no names, but numbers, in its states and groups."""
+    """Return whether an optimizer's states and groups have numbers for parameters, no names."""
     return all(map(_is_number, (*optimizer[_STATE], *members(optimizer))))
 
 
@@ -248,7 +248,7 @@ def _is_number(key: Any) -> bool:
 
 
 def is_numbered(tree: Any, parameters: Collection[str]) -> bool:
-    """Whether an optimizer has states by the numbers of its parameters, nested, and none by a parameter's name."""
+    """Return whether an optimizer has nested states by numbers of parameters, and none by a parameter's name."""
     states = tree.get(_STATE) if isinstance(tree, Mapping) else None
     return (
         isinstance(states, Mapping)

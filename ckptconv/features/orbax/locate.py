@@ -20,7 +20,7 @@ from ckptconv.text import some
 FAMILY = "orbax"
 _GUESS = Guess(CERTAIN, "an Orbax checkpoint", "convert {} OUTPUT")
 _CHECKPOINT, _COMMITTED, _TIME = "_CHECKPOINT_METADATA", "commit_success.txt", "commit_timestamp_nsecs"
-# What is there when a step is complete.
+# Names in a complete step.
 MARKERS = (_COMMITTED,)
 _MARKS = (tree.NAME, database.NAME)
 _UNFINISHED, _OF_PROCESS = ".orbax-checkpoint-tmp", "ocdbt.process_"
@@ -56,7 +56,7 @@ def sniff(probe: Probe) -> Guess | None:
 
 
 def _is_here(place: Location) -> bool:
-    """Whether a directory is a step or an item, finished or not."""
+    """Return whether a directory is a step or an item, finished or not."""
     return _is_item(place) or place.has_file(_CHECKPOINT) or bool(_items(place))
 
 

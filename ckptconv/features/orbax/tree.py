@@ -44,7 +44,7 @@ class Leaf(NamedTuple):
         return tuple(map(str, self.path))
 
     def is_below(self, keys: tuple[str, ...]) -> bool:
-        """Whether its keys begin with `keys`."""
+        """Return whether the keys of the leaf begin with `keys`."""
         return self.keys[: len(keys)] == keys
 
 

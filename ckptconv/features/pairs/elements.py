@@ -1,4 +1,4 @@
-"""Compare elements by their bits, tell where in a tensor an element is, and show one. Pure."""
+"""Compare elements by their bits, find the index of an element in a tensor, and show one. Pure."""
 
 from __future__ import annotations
 

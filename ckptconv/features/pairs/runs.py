@@ -53,7 +53,7 @@ class Run(NamedTuple):
 
 
 def is_scattered(want: LazyTensor, got: LazyTensor) -> bool:
-    """Whether one of two tensors is stored in an order in which reading in C order is slow."""
+    """Return whether one of two tensors is stored in an order that makes reading in C order slow."""
     return want.scattered or got.scattered
 
 

@@ -94,7 +94,7 @@ def description(
 
 
 def _may_have(directory: Directory, name: str) -> bool:
-    """Whether a directory can have a file of that name, of its own or copied."""
+    """Return whether a directory may have a file of that name, its own or a copied one."""
     return directory.is_file(name) or (directory.copies and is_companion_name(name))
 
 

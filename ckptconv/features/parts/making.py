@@ -44,7 +44,7 @@ class Part(NamedTuple):
 
     @property
     def is_first(self) -> bool:
-        """Whether it makes the comparisons that all parts share."""
+        """Whether this part makes the comparisons that all parts share."""
         return self.number == 0
 
     def check(self, outputs: Sequence[Output], options: Options, verifies: bool, replaces: bool) -> None:

@@ -17,7 +17,7 @@ def _part(value: Any, called: str) -> tuple[int, int] | None:
 
 
 class PartOptions(Given):
-    """Which part of the output this process makes."""
+    """The part of the output that this process converts."""
 
     part: tuple[int, int] | None = option(
         ValueKind(_part, stored=list, accepts="tuple[int, int] | list[int] | str"),

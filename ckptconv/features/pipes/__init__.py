@@ -7,5 +7,5 @@ In: "-", or a path in /dev/fd. Out: the name under which a temporary file with a
 from __future__ import annotations
 
 PAGES = ()
-# What it builds on.
+# The features that it builds on.
 NEEDS = ("spool",)

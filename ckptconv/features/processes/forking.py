@@ -37,7 +37,7 @@ class Reporting(Protocol[_Task_contra, _Done_co]):
     """Carries out tasks, and can report its results to another process."""
 
     def run(self, task: _Task_contra, /) -> int:
-        """Carry out `task`. Return how many bytes that were."""
+        """Carry out `task`. Return the number of its bytes."""
 
     def done(self) -> _Done_co:
         """Return the results, as an object that can be pickled."""

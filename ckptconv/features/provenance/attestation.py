@@ -67,7 +67,7 @@ def _digests(path: str, is_file: bool, record: Mapping[str, Any]) -> dict[str, s
 
 
 def _model_signing(path: str, is_file: bool, algorithm: str, digests: Mapping[str, str]) -> dict[str, Any]:
-    """Return the statement that model_signing makes of a model with these files and its default settings.
+    """Return the statement that model_signing computes for a model with these files and its default settings.
 
     Source: `Payload` in model_signing/_signing/signing.py of release 1.1.1.
     """

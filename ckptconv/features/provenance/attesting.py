@@ -33,6 +33,6 @@ def of_parts(planned: Sequence[tuple[str, Any]], options: Options) -> list[Named
 
 
 def is_ours(reader: Reader) -> bool:
-    """Whether this program wrote the file, as its form shows."""
+    """Return whether this program wrote the file, judged by its form."""
     size = min(reader.file.size, _TAIL)
     return _ENDING.search(reader.read_at(reader.file.size - size, size)) is not None

@@ -20,7 +20,7 @@ from ckptconv.storage.paths import basename
 from ckptconv.storage.progress import Progress
 from ckptconv.text import some
 
-# Who has an output without its source has got it from somebody.
+# A user with an output, and without its source, has got the output from someone else.
 _AGAIN = "The file was damaged or changed after it was written: download it again, or convert again."
 
 

@@ -1,4 +1,4 @@
-"""The kernels of quantized weights: what each makes. How they do it is in `kernels`."""
+"""The kernels of quantized weights, and their results. `kernels` has their implementation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MOST_DECODED = 1 << 18
 
 
 def _by_rows(tensor: Tiled) -> bool:
-    """Whether a tile is made of some rows of codes at a time, so that what is made on the way is small."""
+    """Return whether a tile is computed from a few rows of codes at a time, so that intermediate results are small."""
     kernel = tensor.kernel
     assert isinstance(kernel, Dequantize)
     return len(tensor.shape) > 1 and (
@@ -53,7 +53,7 @@ class Dequantize(NamedTuple):
 
     @property
     def tiling(self) -> Tiling:
-        """How tiles are cut, and cast."""
+        """The division into tiles, and their cast."""
         return _DECODED
 
 

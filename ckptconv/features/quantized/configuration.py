@@ -1,4 +1,4 @@
-"""What the configurations beside a checkpoint say of how its weights are quantized."""
+"""The quantization that configurations next to a checkpoint state for its weights."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ class QuantizedWeights(NamedTuple):
 
 
 class Configuration(NamedTuple):
-    """How weights are quantized: the `method` and all that is `told` of it; "" if there is no configuration.
+    """The quantization of a checkpoint's weights: its `method`, "" if there is no configuration, and all its keys in
+    `told`.
 
-    `expert_dtype` is the model's own word. `layers` says it of single modules, by name. `stated` has what each place
-    says.
+    `expert_dtype` is the model's own key. `layers` has the quantization of single modules, by name. `stated` has the
+    statement of each place.
     """
 
     method: str = ""
@@ -99,8 +100,8 @@ def _pair(value: Any) -> tuple[int, int] | None:
 
 
 def of_all(read: Mapping[str, reading.Configuration], metadata: Mapping[str, str]) -> Configuration:
-    """Return what a config.json, Model Optimizer's file (by name, as far as they exist) and the metadata of safetensors
-    say together.
+    """Return the quantization that a config.json, Model Optimizer's file (by name, as far as they exist) and the
+    metadata of safetensors state together.
 
     Raise UnsupportedError if they name several methods, or several dtypes of experts.
     """

@@ -1,4 +1,4 @@
-"""The kernel `Dequantize`: weights of codes, scales and zero points.
+"""The kernel `Dequantize`: weights from codes, scales and zero points.
 
 The arithmetic is float32, as in the programs that read such weights; its result is rounded once more if
 `Dequantize.between` says so. A NaN among the codes stays NaN. Codes are looked up and multiplied some rows at a time.
@@ -33,8 +33,9 @@ _AGAIN = "Download it again."
 
 
 class _Kind(NamedTuple):
-    """How codes lie: so many `bits` of words of `word` bits, the low ones first, or with 0 each an element of its own.
-    `values` are what they stand for, if not for themselves; `order` are the elements that the codes of a word are."""
+    """The layout of codes: `bits` per code, packed into words of `word` bits with the low bits first; 0 for one element
+    per code. `values` are the numbers that codes stand for, if not for themselves; `order` is the order of a word's
+    codes."""
 
     bits: int = 0
     word: int = 0
@@ -43,7 +44,7 @@ class _Kind(NamedTuple):
 
 
 def _floats(exponent: int, mantissa: int) -> tuple[float, ...]:
-    """Return what the codes of a float stand for that has so many bits, and neither infinity nor NaN: OCP Microscaling
+    """Return the numbers of the codes of a float with so many bits, and neither infinity nor NaN: OCP Microscaling
     Formats 1.0, tables 3 to 5. The highest bit is the sign."""
     steps = 1 << mantissa
     bias = (1 << (exponent - 1)) - 1
@@ -90,8 +91,8 @@ class _Input(NamedTuple):
 
 
 class Rounding(NamedTuple):
-    """A dtype, and how bits of it are made: `into` rounds float32 into an array of the same shape, and returns how many
-    finite values became infinite."""
+    """A dtype, and the rounding to its bits: `into` rounds float32 into an array of the same shape, and returns how
+    many finite values became infinite."""
 
     dtype: str
     into: Callable[[Array, Array], int]
@@ -210,7 +211,7 @@ class GivenPart(NamedTuple):
 
 
 def fits(kernel: Dequantize, parts: Sequence[GivenPart], dims: int) -> bool:
-    """Whether `kernel` makes a tensor of `dims` dimensions of such `parts`."""
+    """Return whether `kernel` can compute a tensor of `dims` dimensions from such `parts`."""
     roles = ("codes", *kernel.roles)
     if kernel.codes not in _KINDS or len(roles) != len(parts) or kernel.roles[:1] != ("scale",):
         return False
@@ -219,7 +220,7 @@ def fits(kernel: Dequantize, parts: Sequence[GivenPart], dims: int) -> bool:
         return False
     if kernel.between not in ("float32", "bfloat16", "float16") or (kernel.codes[:5] == "table") != ("table" in given):
         return False
-    # What is looked up is a number, not a code that others are subtracted from.
+    # Looked-up values are numbers, not codes that others are subtracted from.
     if kernel.codes in _NUMBERS and (kernel.offset or "zero" in given):
         return False
     indexed = [axis.dim for axis in given["index"].axes] if "index" in given else []
@@ -344,7 +345,7 @@ def _decoded(codes: str, given: _Input, reach: Sequence[tuple[int, int]], offset
 
 
 def _valued(codes: Array, stands_for: Sequence[float], offset: int) -> Array:
-    """Return what codes stand for, less `offset`, as float32."""
+    """Return the numbers that codes stand for, less `offset`, as float32."""
     np = numpy_module()
     numbers: Array = np.array(stands_for, "f4")[codes] if stands_for else codes.astype("f4")
     numbers -= np.float32(offset)
@@ -366,7 +367,7 @@ def _of_bytes(dtype: str, offset: int) -> Array:
 
 
 def _looked_up(numbers: Array, at: Array) -> Array:
-    """Return those of `numbers` that stand at the indices `at`; valid until the next are looked up."""
+    """Return the `numbers` at the indices `at`; valid until the next call."""
     out = scratch("codes", at.size * numbers.itemsize).view(numbers.dtype).reshape(at.shape)
     result: Array = numpy_module().take(numbers, at, mode="clip", out=out)
     return result
@@ -437,7 +438,7 @@ def _grouped(scale: _Input, place: _Place) -> Array:
 
 
 def _combined(combine: Callable[..., Array], values: Array, factor: Array) -> Array:
-    """Return `values` by factors, of which there is one for each, for all, or for each group of the last dimension."""
+    """Return `values` combined with factors: one for each value, for all, or for each group of the last dimension."""
     product: Array = scratch("product", values.size * 4).view("f4").reshape(values.shape)
     groups = factor.shape[-1] if factor.ndim else 1
     if groups in (1, values.shape[-1] if values.ndim else 1):

@@ -1,4 +1,4 @@
-"""What an output says of weights that were made of quantized ones when its source was opened. Pure."""
+"""Messages and metadata of an output about weights dequantized at opening. Pure."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def largest_axes(kernel: Largest, parts: int) -> tuple[tuple[tuple[int, int, int
 
 
 def fp4_layout(kernel: QuantizeFp4) -> tuple[tuple[tuple[tuple[int, int, int], ...], ...], tuple[int, ...]]:
-    """Return the axes of its parts, and the tile of which it needs the numbers of every element."""
+    """Return the axes of the kernel's parts, and the tile for which it needs the numbers of every element."""
     side = _BLOCKS[kernel.rule][0]
     numbers = ((0, 1, 1), (1, 2 if kernel.made == "codes" else side, 1))
     axes = (numbers,) if kernel.rule == "mx" else (numbers, ((0, 0, 1),))
@@ -60,7 +60,7 @@ def fp4_layout(kernel: QuantizeFp4) -> tuple[tuple[tuple[tuple[int, int, int], .
 
 
 def fits_largest(kernel: Largest, parts: Sequence[GivenPart], shape: Sequence[int]) -> bool:
-    """Whether `kernel` makes what it says, of `shape`, of these parts."""
+    """Return whether `kernel` can compute its result, of `shape`, from these parts."""
     if kernel.made == "rows":
         rows, columns = parts[0].shape if len(parts[0].shape) == 2 else (0, 0)
         is_whole = len(parts) == 1 and kernel.columns > 0 and parts[0].dtype in _FLOATS
@@ -75,7 +75,7 @@ def fits_largest(kernel: Largest, parts: Sequence[GivenPart], shape: Sequence[in
 
 
 def fits_fp4(kernel: QuantizeFp4, parts: Sequence[GivenPart], shape: Sequence[int]) -> bool:
-    """Whether `kernel` makes what it says, of `shape`, of these parts."""
+    """Return whether `kernel` can compute its result, of `shape`, from these parts."""
     if kernel.made not in ("codes", "scales") or kernel.rule not in _BLOCKS or len(parts[0].shape) != 2:
         return False
     (rows, columns), side = parts[0].shape, _BLOCKS[kernel.rule][0]
@@ -89,7 +89,7 @@ def fits_fp4(kernel: QuantizeFp4, parts: Sequence[GivenPart], shape: Sequence[in
 
 
 def largest(kernel: Largest, boxes: Sequence[Box], arrays: Sequence[Array], out: Array) -> None:
-    """Fill `out` with the largest absolute values, or with what makes of them the scale of a weight.
+    """Fill `out` with the largest absolute values, or with the scale of a weight that follows from them.
 
     Raise UnsupportedError for NaN and infinity.
     """
@@ -158,7 +158,7 @@ def _made(kernel: QuantizeFp4, values: Array, whole: Array) -> Array:
 
 
 def _step(numbers: Array) -> int:
-    """Return how many rows of numbers are looked at together."""
+    """Return the number of rows of numbers to process together."""
     return max(_CHUNK // max(int(numbers.shape[1]), 1), 1)
 
 

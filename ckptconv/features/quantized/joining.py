@@ -50,8 +50,8 @@ _LARGEST = 1 << 16
 
 
 class Weight(NamedTuple):
-    """A weight that is made of quantized parts: what its format is called, the parts by role, and the bits that are
-    stored for it, scales included."""
+    """A weight to compute from quantized parts: the name of its format, the parts by role, and the bits that are stored
+    for it, scales included."""
 
     tensor: LazyTensor
     format: str
@@ -147,7 +147,7 @@ def _module(name: str, modules: Mapping[str, str], holders: Mapping[str, str]) -
 
 
 def _marked(tensors: Mapping[str, LazyTensor], config: Configuration, read: Reading) -> Configuration:
-    """Return `told` with what ComfyUI's tensors say, which are JSON, of their modules."""
+    """Return the configuration with the statements of ComfyUI's tensors, which are JSON, about their modules."""
     marks = {name: tensor for name, tensor in tensors.items() if name.endswith(f".{MARK}")}
     if not marks or config.method not in ("", "comfy"):
         return config
@@ -165,7 +165,7 @@ def _marked(tensors: Mapping[str, LazyTensor], config: Configuration, read: Read
 
 
 def _is_of_activations(name: str, tensor: LazyTensor, weights: Collection[str]) -> bool:
-    """Whether a tensor is a scale of activations: of a module, or of stacked experts, which have one each."""
+    """Return whether a tensor is a scale of activations: of a module, or of stacked experts with one each."""
     own = name.rpartition(".")[2]
     if own in OF_ACTIVATIONS:
         return tensor.numel <= 1
@@ -194,8 +194,8 @@ def _without_scale(name: str, tensor: LazyTensor) -> CorruptError:
 
 
 def _is_code(name: str, tensor: LazyTensor, config: Configuration) -> bool:
-    """Whether a tensor without companions has to have some: integers of at most 32 bits in two or three dimensions are
-    codes where weights are quantized, unless the configuration names the modules and this is none of them."""
+    """Return whether a tensor lacks companions that it needs. Where weights are quantized, integers of at most 32 bits
+    in two or three dimensions are codes, unless the configuration lists modules without this one."""
     is_named = not config.layers or name.removesuffix(WEIGHT) in config.layers
     is_integer = tensor.dtype.kind in "iu" and tensor.dtype.itemsize <= 4
     return bool(config.method) and is_named and is_integer and len(tensor.shape) in (2, 3)
@@ -205,7 +205,7 @@ def _is_code(name: str, tensor: LazyTensor, config: Configuration) -> bool:
 
 
 def _at_once(groups: Mapping[str, Mapping[str, str]], tensors: Mapping[str, LazyTensor], read: Reading) -> Reading:
-    """Return `read` for parts that tell sizes, which are all read at once when the first is asked for."""
+    """Return `read` for parts that state sizes, which are all read at once when the first is asked for."""
     patterns = {
         pattern
         for format_ in dialects.formats()
@@ -236,7 +236,7 @@ def _weight(
     config: Configuration,
     read: Reading,
 ) -> Weight | None:
-    """Return the weight of this name, made of its `companions`, {pattern: name}; None if these are nothing of it."""
+    """Return the weight of this name from its `companions`, {pattern: name}; None if these are no parts of it."""
     candidates = [format_ for format_ in dialects.formats() if has_parts(format_, companions, tensors)]
     readings: dict[Any, Weight] = {}
     refused: list[str] = []
@@ -338,7 +338,8 @@ def _computed(
     given: Mapping[str, LazyTensor],
     scale: LazyTensor | None,
 ) -> LazyTensor:
-    """Return what a format makes of the parts `given`, by role. Raise _RefusedError if their shapes do not fit."""
+    """Return the tensor that a format computes from the parts `given`, by role. Raise _RefusedError if their shapes do
+    not fit."""
     given = {role: _shaped(untagged(tensor), format_.parts[role]) for role, tensor in given.items()}
     if scale is not None:
         given["scale"] = scale
@@ -463,7 +464,7 @@ def _size(sizes: Sizes, name: str | None) -> int:
 
 
 def _solve(wanted: Sequence[str], shape: Sequence[int], sizes: dict[str, Any]) -> None:
-    """Add to `sizes` the dimensions that the shape of the codes tells."""
+    """Add to `sizes` the dimensions that follow from the shape of the codes."""
     for text, extent in zip(wanted, shape, strict=True):
         name, times, by = _read_dimension(text)
         if name not in sizes and not name.isdecimal():
@@ -504,7 +505,7 @@ def _as(tensor: LazyTensor, spec: Sequence[str], sizes: Sizes, name: str, empty:
 
 
 def _axes(spec: Sequence[str], known: Sequence[str], sizes: Sizes, looked_up: str = "") -> list[Axis]:
-    """Return what the dimensions of a part are of the weight; one that is `looked_up` is needed whole."""
+    """Return the dimensions of a part as dimensions of the weight; one that is `looked_up` is needed whole."""
     axes = []
     for text in spec:
         name, times, by = _read_dimension(text)

@@ -1,4 +1,4 @@
-"""How the kernels of quantized weights make tiles, and of which tensors.
+"""The kernels of quantized weights: their input tensors, and the tiles that they compute.
 
 The arithmetic is in `dequantize` and `quantize`; what it is compared with is in `arithmetic`.
 """

@@ -58,7 +58,7 @@ def _sides(tensor: LazyTensor, way: Way) -> tuple[int, int]:
 def parts(
     name: str, tensor: LazyTensor, way: Way, exact: bool, together: Sequence[LazyTensor] = ()
 ) -> dict[str, LazyTensor]:
-    """Return the parts of a quantized weight by name, made of `tensor`, which is not `unfit`.
+    """Return the parts of a quantized weight by name, computed from `tensor`, which is not `unfit`.
 
     `exact`: they have to give the weight back, bit for bit. `together` are weights that have the same scale of a whole
     weight, this one among them.
@@ -84,7 +84,7 @@ def parts(
 
 
 def tiles_of(kernel: Quantize, tensor: LazyTensor, shape: tuple[int, ...]) -> Tiled:
-    """Return the codes or the scales of this shape that `kernel` makes of `tensor`."""
+    """Return the codes or the scales of this shape that `kernel` computes from `tensor`."""
     axes, whole = layout(kernel, len(tensor.shape))
     dtype, starts = DTYPES[made_dtype(kernel)], (0,) * len(shape)
     return Tiled((tensor,), (tuple(Axis(*axis) for axis in axes),), kernel, dtype, shape, starts, whole)

@@ -17,7 +17,7 @@ def opened(source: Source, asked: Mapping[str, Any], reaching: Mapping[str, Any]
 
     dtype = asked.get("dtype")
     dtype = "bfloat16" if dtype in (None, "keep") else dtype
-    # What is quantized anew, exactly, is not rounded before.
+    # Weights to quantize anew, exactly, are not rounded before.
     dtype = "" if options.requantize else dtype
     anew = bool(options.quantize or options.requantize)
     return with_weights(source, dtype, reaching.get("storage_options") or {}, anew=anew)

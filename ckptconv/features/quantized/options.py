@@ -49,7 +49,7 @@ class Quantizing(Given):
 
 
 GIVEN = Quantizing
-# What people call it, as commands and as options.
+# Other words for it, as commands and as options.
 OTHER_WORDS = {
     "convert --quantize fp8-block": ("quantize", "quantise", "quant"),
     "convert --dequantize": ("dequantize", "dequantise", "dequant"),

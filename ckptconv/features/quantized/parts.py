@@ -1,4 +1,4 @@
-"""Which tensors are parts of quantized weights, by names and dtypes. `joining` makes weights of them."""
+"""Recognition of the tensors of quantized weights by names and dtypes. `joining` joins them into weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ckptconv.features.quantized import dialects
 from ckptconv.features.quantized.table import Format
 from ckptconv.tensors.lazy import LazyTensor
 
-# How the names of weights end, and torchao's of codes.
+# The endings of the names of weights, and of torchao's codes.
 WEIGHT, _TORCHAO = ".weight", "~_qdata"
 
 
@@ -34,21 +34,21 @@ def parts_among(tensors: Mapping[str, LazyTensor]) -> dict[str, str]:
 
 
 def _are_codes(companions: Mapping[str, str], tensors: Mapping[str, LazyTensor]) -> bool:
-    """Whether parts can only be those of quantized weights, and there are codes among them."""
+    """Return whether parts can only be those of quantized weights, and include codes."""
     dtypes = [tensors[part].dtype for part in companions.values()]
     return is_telling(companions, tensors) and any(dtype.itemsize == 1 or dtype.kind in "iu" for dtype in dtypes)
 
 
 def is_telling(companions: Mapping[str, str], tensors: Mapping[str, LazyTensor]) -> bool:
-    """Whether parts have names that only those of quantized weights have, or words of 32 bits have scales."""
+    """Return whether parts have names that only parts of quantized weights have, or scales next to 32-bit words."""
     if "=.scales" in companions and "+" in companions and tensors[companions["+"]].dtype.name == "uint32":
         return True
     return any(part.endswith(dialects.telling()) for part in companions.values())
 
 
 def unread(tensors: Mapping[str, LazyTensor]) -> dict[str, tuple[str, str, str]]:
-    """Return the tensors whose names only parts of weights have that are not read: {name: (the end that tells it, what
-    the weight is, what reads it)}."""
+    """Return the tensors with names of parts of weights that are not supported: {name: (its ending, the kind of the
+    weight, a program that reads it)}."""
     unread_parts = {}
     not_read = dialects.not_read()
     endings = tuple(not_read)
@@ -61,7 +61,7 @@ def unread(tensors: Mapping[str, LazyTensor]) -> dict[str, tuple[str, str, str]]
 
 @functools.cache
 def _endings() -> tuple[tuple[str, str, str], ...]:
-    """Return (ending, what stands in its place in the weight's name, pattern) of all names of parts, longest first."""
+    """Return (ending, the text that replaces it in the weight's name, pattern) of all names of parts, longest first."""
     instead = {"+": "", "=": WEIGHT, "~": ""}
     endings = [(pattern[1:], instead[pattern[0]], pattern) for pattern in dialects.patterns() if pattern != "+"]
     return tuple(sorted(endings, key=lambda ending: -len(ending[0])))
@@ -84,7 +84,7 @@ def groups_of(tensors: Mapping[str, LazyTensor]) -> dict[str, dict[str, str]]:
                     continue
                 base = module + dot + own[1:]
             groups[base][pattern] = name
-    # What torchao names is nothing else.
+    # A part that torchao names is nothing else.
     torchao = {
         part: name for name, companions in groups.items() if _TORCHAO in companions for part in companions.values()
     }
@@ -95,7 +95,7 @@ def groups_of(tensors: Mapping[str, LazyTensor]) -> dict[str, dict[str, str]]:
 
 
 def has_parts(format_: Format, companions: Mapping[str, str], tensors: Mapping[str, LazyTensor]) -> bool:
-    """Whether all parts of a format are there, in its dtypes, and no others."""
+    """Return whether the parts are exactly those of a format, in its dtypes."""
     known: set[str] = set()
     layers = [format_, format_.scale] if format_.scale else [format_]
     for layer in layers:

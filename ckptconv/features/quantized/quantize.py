@@ -53,7 +53,7 @@ def layout(kernel: Quantize, dims: int) -> tuple[tuple[tuple[int, int, int], ...
 
 
 def fits(kernel: Quantize, dtype: str) -> bool:
-    """Whether `kernel` makes what it says of numbers of `dtype`."""
+    """Return whether `kernel` can compute its result from numbers of `dtype`."""
     return (
         kernel.made in ("codes", "scales")
         and kernel.codes in CODES
@@ -70,7 +70,7 @@ def fits(kernel: Quantize, dtype: str) -> bool:
 
 
 def _fits_several(kernel: Quantize) -> bool:
-    """Whether the best of several scales is taken: of integers, in rows that can be halved."""
+    """Return whether the kernel may choose the best of several scales: for integers, in rows that can be halved."""
     is_known = kernel.codes == "int4" and kernel.rows == 1 and kernel.columns.bit_count() == 1
     return is_known and 0 < len(kernel.largest) < 9
 

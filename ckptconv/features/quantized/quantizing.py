@@ -1,4 +1,4 @@
-"""Which weights of an output are quantized, and what is in their place. Pure."""
+"""The choice of an output's weights to quantize, and the tensors that replace them. Pure."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _quantized(chosen: Selected, source: Source, options: Options, reference: Se
             left.append(tensor_name)
             unfit += [f"{tensor_name} ({why})"] if why and not kept and not _LEFT.search(tensor_name) else []
             continue
-        # What was computed is taken as it is before it is rounded.
+        # A computed weight is quantized from its numbers before they are rounded.
         exactly = casting.unrounded(untagged(tensor))
         weights[tensor_name] = casting.cast(tensor, _F32) if exactly.dtype.itemsize > 4 else exactly
     for tensor_name, tensor in chosen.tensors.items():
@@ -164,7 +164,7 @@ def _inexact(source: Source, tensor_name: str, why: str, name: str) -> Unsupport
 
 
 def _is_weight(name: str, tensor: LazyTensor) -> bool:
-    """Whether a tensor is a matrix, or matrices of experts, by its name and dtype."""
+    """Return whether a tensor is a matrix, or a stack of experts' matrices, by its name and dtype."""
     parts = name.split(".")
     is_of_experts = "experts" in parts and not parts[-1].endswith("bias")
     return (
@@ -211,7 +211,7 @@ def _note(name: str, weights: Collection[str], left: list[str]) -> str:
 
 
 def _loaders(name: str, cut: list[str]) -> str:
-    """Return the sentence on the programs that load what is quantized so. `cut` are the weights that are not quantized,
+    """Return the sentence on the programs that load this quantization. `cut` are the weights that are not quantized,
     but that vLLM joins with quantized ones."""
     loaders = LOADERS.get(name, "")
     if not loaders:
@@ -226,7 +226,8 @@ def _loaders(name: str, cut: list[str]) -> str:
 
 
 def _excluded(chosen: Selected) -> Iterator[str]:
-    """Yield a note on the tensors that --exclude leaves out: other programs call so what they do not quantize."""
+    """Yield a note if --exclude leaves out tensors: in other programs, an option of this name leaves weights
+    unquantized."""
     if count := sum(map(chosen.choice.excludes, chosen.first.known)):
         tensors = f"{count:,} tensor{'s are' if count > 1 else ' is'}"
         yield (

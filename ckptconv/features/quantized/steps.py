@@ -1,8 +1,8 @@
-"""How far a quantized weight is from another, in steps of its quantization; and whether quantizing the other gives its
-codes and scales.
+"""The distance of a quantized weight from another weight, in steps of its quantization; and the check whether
+quantizing the other weight gives the stored codes and scales.
 
-A step leads from one code to the next. What lies between is divided evenly: of the weight over its scale, the step of
-integers is 1, and that of floats what their last place is there. A code that is nearest is within half a step.
+A step leads from one code to the next, and is divided evenly between them. In units of the weight over its scale, the
+step of integers is 1, and that of floats is the unit of their last place there. The nearest code is within half a step.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ _FLOATS = {
     "e3m2": (2, -2, 4),
     "quarters": (2, 0, 0),
 }
-# What the largest number of a block may become, by codes, or the best of these; and whether scales are powers of two.
-# llm-compressor's is half a step beyond the largest code of int4. Just less than a power
-# of two: the exponent of the scale is that of the largest number less the largest of the codes (OCP Microscaling
-# Formats 1.0, section 6.3), and what is beyond the largest code becomes that; just less than 7 is compressed-tensors'.
+# The values that the largest number of a block may become, by codes, or the best of these; and whether scales are
+# powers of two. llm-compressor's is half a step beyond the largest code of int4. Just less than a power of two: the
+# exponent of the scale is that of the largest number less the largest of the codes (OCP Microscaling Formats 1.0,
+# section 6.3), and what is beyond the largest code becomes that; just less than 7 is compressed-tensors'.
 _RULES: Mapping[str, Sequence[tuple[tuple[float, ...], bool]]] = {
     "float8_e4m3fn": (((448.0,), False), ((448.0,), True), ((512 - 2.0**-15,), True)),
     "e2m1": (((8 - 2.0**-21,), True), ((6.0,), True), ((7 - 2.0**-21,), True)),
@@ -66,7 +66,7 @@ Count: TypeAlias = "Callable[[Sequence[_Both]], Sequence[int]]"
 
 
 class Pair(Protocol):
-    """Two tensors of one shape that were compared, and what was found to differ; None if all bytes are equal."""
+    """Two tensors of one shape that were compared, and the differences found; None if all bytes are equal."""
 
     one: LazyTensor
     other: LazyTensor
@@ -77,8 +77,8 @@ class Pair(Protocol):
 
 
 class _Weight(NamedTuple):
-    """A quantized side of a pair: its numbers before they are rounded to a dtype, the scale of each of them, what its
-    codes are, and how many scales it has."""
+    """A quantized side of a pair: its numbers before they are rounded to a dtype, the scale of each of them, the kind
+    of its codes, and the number of its scales."""
 
     numbers: LazyTensor
     factors: LazyTensor
@@ -87,7 +87,7 @@ class _Weight(NamedTuple):
 
 
 def measured(pairs: Mapping[Any, Pair], options: Options, count: Count) -> dict[Any, Steps]:
-    """Return for each of `pairs`, of which one side is quantized, how far they are apart in steps."""
+    """Return the distance of each of `pairs`, one side of which is quantized, in steps."""
     steps: dict[Any, Steps] = {}
     whole: dict[Any, tuple[Pair, str]] = {}
     with Readers(dict(options.storage_options), options.spool_dir) as readers:
@@ -108,9 +108,9 @@ def measured(pairs: Mapping[Any, Pair], options: Options, count: Count) -> dict[
 def through_codes(
     pairs: Mapping[Any, Pair], options: Options, count: Count, is_tolerant: bool
 ) -> tuple[dict[Any, Steps], Quantization | None]:
-    """Return what is found of the pairs of which a side is quantized: of those that differ, and of all together.
-    `count` counts in how many elements further tensors differ. `is_tolerant`: the pairs were compared with a
-    tolerance, so that of those that count as equal some may differ in bits."""
+    """Return the distances of the pairs with a quantized side: of those that differ, and of all together. `count`
+    counts the differing elements of further tensors. `is_tolerant`: the pairs were compared with a tolerance, so that
+    of those that count as equal some may differ in bits."""
     of_codes = {key: pair for key, pair in pairs.items() if is_quantized(pair.one) or is_quantized(pair.other)}
     equal = {key: not (pair.found and pair.found.elements) for key, pair in of_codes.items()}
     unsure = [key for key, is_equal in equal.items() if is_tolerant and is_equal and of_codes[key].found]
@@ -121,12 +121,12 @@ def through_codes(
 
 
 def is_quantized(tensor: LazyTensor) -> bool:
-    """Whether a tensor is made of codes, and of nothing else."""
+    """Return whether a tensor is computed from codes only."""
     return bool(_of_codes(tensor))
 
 
 def summed(pairs: Mapping[Any, Pair], steps: Mapping[Any, Steps], equal: Mapping[Any, bool]) -> Quantization:
-    """Return what was found of all `pairs`, of which one side is quantized; `equal` says which have equal elements."""
+    """Return the summary of all `pairs`, one side of which is quantized; `equal` says which have equal elements."""
     every = list(steps.values())
     elements = sum(pair.one.numel for pair in pairs.values())
     total = math.fsum(one_steps.mean * pairs[key].one.numel for key, one_steps in steps.items())
@@ -194,12 +194,12 @@ def _weight(tensor: LazyTensor) -> _Weight | None:
 
 
 def _exact(tensor: LazyTensor) -> LazyTensor:
-    """Return a weight before it is rounded to a dtype, if it is made of codes."""
+    """Return a weight before it is rounded to a dtype, if it is computed from codes."""
     return _rebuilt(tensor, _numbers_of) or tensor
 
 
 def _codes_of(tiled: Tiled) -> str:
-    """Return what codes are: a dtype of 8 bits, "e2m1", "int"; "" for those that stand in a table."""
+    """Return the kind of codes: a dtype of 8 bits, "e2m1", "int"; "" for indices into a table."""
     kernel = tiled.kernel
     assert isinstance(kernel, Dequantize)
     if kernel.codes.startswith("table"):
@@ -288,7 +288,7 @@ def _read(worker: Worker, tensor: LazyTensor, run: Run) -> Array:
 
 
 def index(codes: str, numbers: Array) -> Array:
-    """Return how many steps numbers are from 0, with what lies between two codes divided evenly."""
+    """Return the number of steps from 0 to each number; between two codes, steps are divided evenly."""
     if codes not in _FLOATS:
         return numbers
     np = numpy_module()

@@ -1,4 +1,4 @@
-"""What `inspect` says of quantized weights."""
+"""The quantized weights in the report of `inspect`."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def survey(
     storage_options: Mapping[str, Any],
     warnings: list[str],
 ) -> QuantizedSummary | None:
-    """Return what is quantized of the tensors `kept`, which `which` choose; add why that cannot be told to
-    `warnings`."""
+    """Return the quantized weights among the tensors `kept`, which `which` choose; add a reason to `warnings` if they
+    cannot be recognized."""
     if source.quantized or not parts_among(kept):
         return None
     from ckptconv.features.quantized.weights import surveyed

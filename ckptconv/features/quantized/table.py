@@ -98,7 +98,7 @@ def _fp8(config: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
 
 
 def _of_groups(kind: str, bits: int, called: str, *formats: str) -> Callable[[Configuration, str], Any]:
-    """Return what compressed-tensors' groups of weights of one kind say."""
+    """Return the `Format.sizes` of weights of one kind in compressed-tensors' groups."""
 
     def sizes(config: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
         for group in config.groups:
@@ -164,7 +164,7 @@ def _gptq(config: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
 
 
 def _torchao(called: str, *classes: str) -> Callable[[Configuration, str], Any]:
-    """Return what torchao's metadata says of tensors of these classes."""
+    """Return the `Format.sizes` of torchao's tensors of these classes."""
 
     def sizes(config: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
         layer = config.layer(name) if config.method == "torchao" else None
@@ -182,7 +182,7 @@ def _bitsandbytes(config: Configuration, name: str) -> Iterator[tuple[str, Sizes
 
 
 def always(config: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
-    """Yield an empty meaning: shapes tell all there is to know of scales that are quantized."""
+    """Yield an empty meaning: shapes determine scales that are quantized."""
     yield "", {}
 
 
@@ -361,7 +361,7 @@ FORMATS: tuple[Format, ...] = (
         _comfy_int8,
     ),
 )
-# What is beside quantized weights and is for activations and caches only: it goes with them.
+# Tensors next to quantized weights that are for activations and caches only: they go with the codes.
 OF_ACTIVATIONS = frozenset(
     """
     input_scale input_scale_2 input_scale_inv input_scale_ub input_global_scale input_zero_point activation_scale
@@ -371,7 +371,7 @@ OF_ACTIVATIONS = frozenset(
 )
 # ComfyUI's tensor beside a quantized weight, which says how that is quantized.
 MARK = "comfy_quant"
-# What a module with a quantized weight may have beside that, and is the model's own; and how adapters begin.
+# The model's own tensors in a module with a quantized weight; and the beginnings of adapters' names.
 OF_MODULES = frozenset(("bias", "e_score_correction_bias"))
 OF_ADAPTERS = ("lora_", "modules_to_save", "original_module")
 # Beside a quantized parameter that is not called "weight", such as stacked experts: other parameters of a module, each
@@ -437,7 +437,7 @@ _MXFP4_WORDS = {"strategy": "group", "group_size": 32, "scale_dtype": "torch.uin
 
 
 def _compressed(format_: str, weights: Mapping[str, Any], **more: Any) -> Mapping[str, Any]:
-    """Return what compressed-tensors says of all linear layers."""
+    """Return the configuration of compressed-tensors for all linear layers."""
     group = {"targets": ["Linear"], "format": format_, "weights": weights, **more}
     return {
         "quant_method": "compressed-tensors",
@@ -455,8 +455,8 @@ LOADERS = {
     "int4-g32": "transformers with compressed-tensors, vLLM",
 }
 
-# What transformers' `FineGrainedFP8Config`, vLLM's and SGLang's `fp8.py`, compressed-tensors' `QuantizationConfig` and
-# Model Optimizer's readers read.
+# Sources: the readers of transformers' `FineGrainedFP8Config`, vLLM's and SGLang's `fp8.py`, compressed-tensors'
+# `QuantizationConfig`, and Model Optimizer.
 WAYS: Mapping[str, Way] = {
     "fp8-block": Way(_BLOCK_FP8, "float8_e4m3fn", "float32", "float32", _OF_128, (448.0,), False, _FINE_FP8),
     "fp8-block-ue8m0": Way(

@@ -1,4 +1,4 @@
-"""Parts of quantized weights that are no numbers of them, and tell their sizes: what is in their few bytes.
+"""Parts of quantized weights that are no numbers of them, and determine their sizes: the contents of their few bytes.
 
 Each function raises ValueError if that cannot be.
 """
@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from ckptconv.storage import strict_json
 
-# What the bytes of a part tell: sizes by name.
+# Returns the sizes, by name, that the bytes of a part state.
 Telling: TypeAlias = "Callable[[bytes], Mapping[str, Any]]"
 _SIDE = range(1, 1 << 31)
 _STATE = {
@@ -35,7 +35,7 @@ def shape(data: bytes) -> Mapping[str, Any]:
 
 
 def state(data: bytes) -> Mapping[str, Any]:
-    """Return what is in bitsandbytes' `quant_state`, JSON as bytes."""
+    """Return the content of bitsandbytes' `quant_state`, JSON as bytes."""
     try:
         fields = strict_json.check(strict_json.parse(data.decode(), deepest=_DEEPEST), _STATE, "it")
         sides = tuple(fields["shape"])
@@ -51,7 +51,7 @@ def state(data: bytes) -> Mapping[str, Any]:
 
 
 def byte(name: str, *known: int) -> Telling:
-    """Return what tells a byte of this name that has to be one of the `known`."""
+    """Return the function that checks a byte of this name, which has to be one of the `known`."""
 
     def telling(data: bytes) -> Mapping[str, Any]:
         if len(data) != 1 or data[0] not in known:
@@ -62,7 +62,7 @@ def byte(name: str, *known: int) -> Telling:
 
 
 def integers(name: str, count: int = 1) -> Telling:
-    """Return what tells so many integers of 32 or 64 bits, each at least 0: alone, or as a tuple."""
+    """Return the function that reads so many integers of 32 or 64 bits, each at least 0: alone, or as a tuple."""
 
     def telling(data: bytes) -> Mapping[str, Any]:
         if len(data) not in (4 * count, 8 * count):
@@ -76,7 +76,7 @@ def integers(name: str, count: int = 1) -> Telling:
 
 
 def text(name: str, *known: str) -> Telling:
-    """Return what tells a text, as bytes, that has to be one of the `known`."""
+    """Return the function that reads a text from bytes, which has to be one of the `known`."""
 
     def telling(data: bytes) -> Mapping[str, Any]:
         value = data.decode(errors="replace")
@@ -88,5 +88,5 @@ def text(name: str, *known: str) -> Telling:
 
 
 def some_of(known: tuple[object, ...]) -> str:
-    """Return what may be there, for a message."""
+    """Return the allowed values in words, for a message."""
     return " or ".join(map(repr, known))

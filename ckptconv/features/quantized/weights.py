@@ -106,7 +106,7 @@ class _Weights:
 
     @property
     def has_first_gptq(self) -> bool:
-        """Whether weights are of GPTQ's first format, and have zero points other than half of the codes."""
+        """Whether weights have GPTQ's first format, and zero points other than half of the codes."""
         config = self._told.told
         is_first = (config.get("checkpoint_format") or config.get("format") or "gptq") == "gptq"
         return self._told.method == "gptq" and is_first and config.get("sym") is not True and bool(self.formats)
@@ -164,7 +164,7 @@ class _Weights:
 def _in_parts(
     items: Mapping[Any, Any], metadata: Mapping[str, str]
 ) -> tuple[Mapping[Any, Any], dict[str, Mapping[str, Any]]]:
-    """Return `items` with torchao's tensors in their parts, and {module: what torchao says of its weight}."""
+    """Return `items` with torchao's tensors in their parts, and {module: torchao's words for its weight}."""
     parts_by_name: dict[Any, Any] = {}
     described = parted.read(metadata, [name for name in items if type(name) is str])
     for name, value in items.items():
@@ -184,7 +184,7 @@ def _in_parts(
 
 
 def _layers(described: Mapping[str, parted.PartedTensor]) -> dict[str, Mapping[str, Any]]:
-    """Return {module: what torchao says of its weight}."""
+    """Return {module: torchao's words for its weight}."""
     layers: dict[str, Mapping[str, Any]] = {}
     for name, part in described.items():
         entry = strict_json.parse(part.text)

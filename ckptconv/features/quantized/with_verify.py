@@ -1,4 +1,4 @@
-"""What the kernels of quantized weights make of bits, by arithmetic of their own, for verification."""
+"""An independent evaluator for the kernels of quantized weights, with arithmetic of its own, for verification."""
 
 from __future__ import annotations
 

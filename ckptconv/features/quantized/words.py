@@ -1,8 +1,8 @@
-"""What configurations may say of quantized weights, by method: each key, and the values that it may have.
+"""The keys of quantization configurations by method, with the values that each may have.
 
-A key that is not here, or has another value, may change what codes stand for: it is an error by name. `object` is for
-what says nothing of stored weights: which modules were left, how activations and caches are quantized, and how codes
-were found.
+A key that is not listed, or has another value, may change the meaning of codes: it is an error by name. `object` marks
+keys that do not concern stored weights: the modules left out, the quantization of activations and caches, and the
+search for codes.
 
 Sources: transformers' `utils/quantization_config.py`; compressed-tensors' `quantization` and `transform`; NVIDIA Model
 Optimizer's `torch/export/quant_utils.py` and `convert_hf_config.py`; GPTQModel's `quantization/config.py`; AutoAWQ's
@@ -47,7 +47,8 @@ EVERYWHERE = idle(
 
 
 def quark_export(*packings: str) -> Words:
-    """Return what AMD Quark says of its own export, whatever method it names: the ways to pack integers."""
+    """Return the keys and values that AMD Quark writes about its export, whatever the method: the ways to pack
+    integers."""
     return {
         **idle("kv_cache_group min_kv_scale weight_merge_groups"),
         "pack_method": frozenset(packings),
@@ -183,7 +184,7 @@ DIALECTS: Mapping[str, Words] = {
     "comfy": {**idle("quant_method format_version"), "layers?": {str: COMFY_LAYER}},
     "torchao": {
         **EVERYWHERE,
-        # What was asked for; what tensors are is in the metadata beside them.
+        # The options that were given; the metadata next to tensors describe these.
         **idle(
             "quant_type quant_type_kwargs include_embedding include_input_output_embeddings untie_embedding_weights"
         ),
@@ -219,8 +220,8 @@ _PLAIN = re.compile(r"(?:[\w\-.^$/]|\\[\w\-.])*")
 
 
 def is_in(expression: str, module: str) -> bool:
-    """Whether a regular expression is found in a name: one of single characters and ".*" takes no more than linear
-    time."""
+    """Return whether a regular expression matches within a name. Expressions of characters and ".*" take linear time at
+    most."""
     at = 0
     for piece in expression.split(".*"):
         if not _PLAIN.fullmatch(piece):

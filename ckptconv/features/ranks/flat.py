@@ -27,7 +27,7 @@ _NAME = "_flat_param"
 
 
 def is_local(ranks: Ranks) -> bool:
-    """Whether the state dict has flat parameters."""
+    """Return whether the state dict has flat parameters."""
     return any(map(_is_flat, ranks.pieces))
 
 
@@ -170,7 +170,7 @@ def _consecutive(ranks: Ranks, path: Path, views: Mapping[tuple[str, int], LazyT
 
 
 def _is_covered(path: Path, ranks: Ranks, views: Iterable[Mapping[tuple[str, int], LazyTensor]]) -> bool:
-    """Whether the views of a flat parameter cover all of it except padding."""
+    """Return whether the views of a flat parameter cover all of it except padding."""
     places = sorted(
         {(at, at + part.numel) for parts in views for (where, at), part in parts.items() if where == dotted(path)}
     )

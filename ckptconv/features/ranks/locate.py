@@ -14,7 +14,7 @@ from ckptconv.text import some
 
 FAMILY = model_files.TORCH
 GUESS = Guess(CERTAIN, "a checkpoint with one file per rank", "pt2safetensors {}")
-# What verl writes last: the place in its data.
+# The file that verl writes last: the place in its data.
 MARKERS = ("data.pt",)
 
 
@@ -54,7 +54,7 @@ def sniff_below(probe: Probe) -> Guess | None:
 
 
 def holds_below(place: Location) -> bool:
-    """Whether a directory has such a set, or one is below it."""
+    """Return whether a directory has such a set, in itself or below it."""
     return locate(place) is not None or holds_parts(place)
 
 

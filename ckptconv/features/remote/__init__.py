@@ -9,5 +9,5 @@ from __future__ import annotations
 
 # Its pages in docs/.
 PAGES = ("remote.md", "internals/remote.md")
-# What it builds on.
+# The features that it builds on.
 NEEDS = ("spool",)

@@ -73,7 +73,7 @@ class ChangedError(OSError):
 
 
 class RefusedError(OSError):
-    """A store refuses, and will again. The message says why, `hint` what a user may do."""
+    """A store refuses, and will again. The message gives the reason, `hint` the advice."""
 
     def __init__(self, why: str, hint: str = "") -> None:
         super().__init__(why)
@@ -178,12 +178,12 @@ def retrying(action: Callable[[], T], stop: threading.Event | None = None) -> T:
 
 
 def _is_unreached(error: BaseException) -> bool:
-    """Whether no connection to a server was made."""
+    """Return whether no connection to a server was made."""
     return any(kind.__name__ in _UNREACHED for cause in causes(error) for kind in type(cause).__mro__)
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether a retry may work: for broken connections, timeouts, busy servers."""
+    """Return whether a retry may work: after a broken connection, a timeout, or for a busy server."""
     if isinstance(error, (CkptconvError, ChangedError, NoRangesError, RefusedError)):
         return False
     # This comes before the status, because aiohttp gives a broken connection a status that no server sent.
@@ -303,7 +303,7 @@ def from_file(fs: Any, inner: str, **settings: Any) -> Ranges:
 
 
 def is_parallel(fs: Any) -> bool:
-    """Whether a file system serves several threads at once."""
+    """Return whether a file system serves several threads at once."""
     return bool(fs.async_impl) or stores.of(fs).parallel
 
 

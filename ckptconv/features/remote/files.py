@@ -72,7 +72,7 @@ class RemoteReader(Reader):
 
     @property
     def parallel(self) -> bool:
-        """Whether its file system supports several requests at a time."""
+        """Whether the file system supports several requests at a time."""
         return access.is_parallel(self._fs)
 
     def fetch(self, offset: int, length: int, put: Put, stop: threading.Event | None = None) -> None:

@@ -73,7 +73,8 @@ class PartsOnStore(UploadStaging):
         return PartsOnStore(*self._arguments)
 
     def _is_shard(self, name: str) -> bool:
-        """Whether a file of an output is a shard, not a small file that declares the others to be a model."""
+        """Return whether a file of an output is a shard, rather than a small file that declares the shards to be a
+        model."""
         return name.endswith(self._shards)
 
     def _at(self, name: str) -> Location:
@@ -247,7 +248,7 @@ class TreeOnStore(PartsOnStore):
 
 
 def _is_any(name: str) -> bool:
-    """Whether a file of this name is part of a tree: every file but the records of its parts."""
+    """Return whether a file of this name is part of a tree: every file but the records of its parts."""
     return not is_sibling(name, HIDDEN)
 
 

@@ -223,7 +223,8 @@ class Prefetch(Generic[Task]):
             yield self._batch(taken, coalesce(ranges, self._request))
 
     def _is_worth_more(self, extents: list[Extent], size: int) -> bool:
-        """Whether requests are small, and the spool has room for a batch of `size` bytes and the one before it."""
+        """Return whether requests are small, and the spool has room for a batch of `size` bytes and the one before
+        it."""
         return (
             total_bytes(extents) < len(extents) * self._small
             and size <= MAX_SPOOLED

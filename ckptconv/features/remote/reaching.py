@@ -1,4 +1,4 @@
-"""How the trunk reaches what is at URLs: entries, listings, readers, and the staging of outputs."""
+"""The trunk's access to URLs: entries, listings, readers, and the staging of outputs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["RemoteReader", "at", "listing", "look"]
 
 
 def taken(url: str, options: Mapping[str, Any], directory: str) -> None:
-    """Read a file whose store has no ranges into a temporary file in `directory`, which its URL then stands for."""
+    """Download a file whose store has no ranges to a temporary file in `directory`, to which its URL then refers."""
     at(url).taken(url, options, directory)
 
 
@@ -70,7 +70,7 @@ def check_writable(url: str, options: Mapping[str, Any] | None = None) -> None:
 
 
 def needs(unit: int) -> Needs:
-    """Return what gives the ranges that a task of the engine reads, whose buffers have `unit` bytes."""
+    """Return the function that gives the ranges read by a task of the engine whose buffers have `unit` bytes."""
     from ckptconv.features.remote.needs import Needs
 
     return Needs(unit)

@@ -90,7 +90,7 @@ def of(fs: Any) -> Store:
 
 
 def protocols(fs: Any) -> tuple[str, ...]:
-    """Return the protocols that stand for a file system in URLs."""
+    """Return the protocols of a file system in URLs."""
     named = fs.protocol
     return (named,) if isinstance(named, str) else tuple(named)
 

@@ -1,4 +1,4 @@
-"""How entries of a directory are removed, or replaced by less of them, where neither kills nor other users lead astray.
+"""Removal of a directory's entries, or their reduction, safe against kills and other users.
 
 In: names in a directory, and the files that were seen below them. `entries` says what an entry is, and what tells it
 from any other; `area` is the hidden directory in which entries wait, with its journal; `leaving` does the steps in

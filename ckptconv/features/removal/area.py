@@ -28,25 +28,25 @@ AREA, JOURNAL, DONE = f"{HIDDEN}thin", "journal.json", "done.json"
 # The journal while it is written.
 _NEW = f"{JOURNAL}.new"
 _OWN = frozenset({LOCK, JOURNAL, DONE, _NEW})
-# What is done: all entries are removed, or the only one is replaced by less of it.
+# The kinds of change: remove all entries, or replace the only one by less of it.
 REMOVE, LESSEN = "remove", "lessen"
 _MOST = 64 << 20
-# The names of what is hidden: a journal may come with a directory from elsewhere.
+# The names of hidden entries: a journal may come with a directory from elsewhere.
 _HIDDEN_NAME = re.compile(r"step-\d+")
 # RENAME_NOREPLACE, RENAME_EXCHANGE
 _NO_REPLACE, _EXCHANGE = 1, 2
-# What to do with an entry of which that is not known.
+# Advice on an entry that no journal describes.
 ADVICE = "Move the contents that you want to keep to another place, and remove the rest."
 
 
 def hidden_name(part: int) -> str:
-    """Return the name in the area of one of the entries that leave together, or of what is to be there instead."""
+    """Return the name in the area of one of the entries that leave together, or of their replacement."""
     return f"step-{part}"
 
 
 class Change(NamedTuple):
-    """What `do` says is done with a step. `moves` has the hidden name of each of its entries, `marks` what `mark_of`
-    says of each."""
+    """One change of the journal: the action `do` on a `step`. `moves` has the hidden name of each of its entries,
+    `marks` the mark (`mark_of`) of each."""
 
     step: str
     do: str
@@ -79,8 +79,8 @@ class Area:
         return self.inside.path
 
     def begin(self, change: Change) -> None:
-        """Write a change of which nothing is done to the journal. It is on the disk when this returns. Raise
-        UnsafeError if something has one of its hidden names."""
+        """Write a change that has not begun to the journal. It is on the disk when this returns. Raise UnsafeError if
+        something has one of its hidden names."""
         for hidden in change.moves.values():
             if self.inside.has(hidden):
                 raise UnsafeError(f"No journal describes {self.path}/{hidden}. Nothing was moved.", ADVICE)
@@ -131,7 +131,7 @@ class Area:
         self.home.sync()
 
     def give_back(self, moves: Mapping[str, str]) -> None:
-        """Give what was taken its names again. Raise UnsafeError if something else has one by now: then what had it
+        """Give moved entries their names again. Raise UnsafeError if something else has one by now: then its owner
         stays in here."""
         for name, hidden in moves.items():
             if self.inside.has(hidden):
@@ -155,15 +155,15 @@ class Area:
             check(self.inside, hidden, mark)
         except BaseException:
             is_back = _renamed(self.home, name, self.inside, hidden, _EXCHANGE)
-            # What somebody else put there meanwhile is not removed.
+            # An entry that another user put there meanwhile is not removed.
             if is_back and is_entry(self.inside, hidden, new):
                 self.remove(hidden)
                 self.clear()
             raise
 
     def finish_swap(self, name: str, hidden: str) -> None:
-        """Finish an exchange that was cut short where the system has none: give `name` what it is to be. Raise
-        UnsafeError if something else has that name by now."""
+        """Finish an exchange that was cut short where the system has none: give `name` the new entry. Raise UnsafeError
+        if something else has that name by now."""
         old = f"{hidden}.old"
         if not self.inside.has(old):
             return
@@ -246,8 +246,8 @@ def check(home: Handle, name: str, mark: str) -> None:
 
 
 def warnings(path: str) -> Iterator[str]:
-    """Yield what is to be said of the area in the directory at `path`, if there is one: that no journal tells what is
-    in it, as where an older release left it, or that something is under way."""
+    """Yield warnings about the area in the directory at `path`, if there is one: that no journal describes its
+    contents, as where an older release left it, or that a change is under way."""
     area = os.path.join(path, AREA)
     if not os.path.lexists(area):
         return

@@ -1,4 +1,4 @@
-"""What an entry of a directory is: all files in it, by open directories, and what tells it from any other."""
+"""An entry of a directory: all files in it, by open directories, and its mark, which tells it from any other entry."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ckptconv.errors import UnsafeError
 from ckptconv.storage.handles import Handle
 from ckptconv.storage.reading import Entry
 
-# How deep the files of an entry lie at most.
+# The greatest depth of the files of an entry.
 _DEEPEST = 32
 LINKS, PROTECTED = "contains symbolic links", "contains a directory that cannot be written to"
 MOUNTED = "has a file system mounted in it"
@@ -74,8 +74,8 @@ def _walk(place: Handle, name: str, prefix: str, device: int, entries: dict[str,
 
 
 def mark_of(entries: Mapping[str, os.stat_result]) -> str:
-    """Return what tells an entry from any other, and from itself with other contents: who it is on the disk, and the
-    sizes and times of all files in it."""
+    """Return the mark that tells an entry from any other, and from itself with other contents: its identity on the
+    disk, and the sizes and times of all files in it."""
     top = next(iter(entries))
     lines = [
         f"{path[len(top) :]} {_identity(entry)} {(entry.st_size, entry.st_mtime_ns) if _is_file(entry) else 0}\n"
@@ -86,7 +86,7 @@ def mark_of(entries: Mapping[str, os.stat_result]) -> str:
 
 
 def is_entry(home: Handle, name: str, mark: str) -> bool:
-    """Whether the entry of which `mark_of` said `mark` is there, whatever is in it now."""
+    """Return whether the entry with this `mark` (of `mark_of`) is there, whatever its contents are now."""
     return home.has(name) and mark.startswith(f"{_identity(home.stat(name))} ")
 
 
@@ -95,7 +95,7 @@ def _identity(entry: os.stat_result) -> str:
 
 
 def agrees(entries: Mapping[str, os.stat_result], judged: Mapping[str, Entry]) -> bool:
-    """Whether the files among the entries of a step are those that were judged: their names, sizes and times."""
+    """Return whether the files among the entries of a step are those that were judged: by names, sizes and times."""
     files = {path: entry for path, entry in entries.items() if _is_file(entry)}
     return files.keys() == judged.keys() and all(
         (file.st_size, file.st_mtime) == (judged[path].file.size, judged[path].time) for path, file in files.items()

@@ -62,8 +62,8 @@ def recover(area: Area) -> str:
 
 
 def _is_exchanged(area: Area, change: Change) -> bool:
-    """Whether less of a step has its name, after an exchange that was cut short is finished. Else, what is hidden is
-    less of the step. Raise UnsafeError if the step has no name, or if it was changed after the exchange."""
+    """Return whether the reduced step has the step's name, after finishing an exchange that was cut short; if not, it
+    is hidden. Raise UnsafeError if the step has no name, or if it was changed after the exchange."""
     step, hidden = change.step, change.moves[change.step]
     area.finish_swap(step, hidden)
     if area.inside.has(hidden) and not area.home.has(step):
@@ -75,7 +75,7 @@ def _is_exchanged(area: Area, change: Change) -> bool:
 
 
 def _change(area: Area, do: str, step: str, names: Sequence[str], seen: Mapping[str, Entry]) -> Change:
-    """Return what is to be done with a step. Raise UnsafeError if it has other files than were `seen`."""
+    """Return the change of a step. Raise UnsafeError if it has other files than were `seen`."""
     path = os.path.join(area.home.path, step)
     try:
         entries = {name: entries_of(area.home, name) for name in names}
@@ -102,7 +102,7 @@ def _remove(area: Area, change: Change) -> None:
 
 
 def _finish(area: Area, change: Change) -> None:
-    """Note that a change is done, and remove what is hidden, of which nothing is needed any more."""
+    """Note that a change is done, and remove the hidden entries, which are not needed any more."""
     area.done()
     _clear(area, change)
 

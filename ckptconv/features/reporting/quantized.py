@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class QuantizedGroup:
-    """The weights that are quantized in one way."""
+    """The weights of one kind of quantization."""
 
     weights: int = 0
-    """How many there are."""
+    """Number of weights."""
 
     parameters: int = 0
-    """Their elements."""
+    """Number of elements of the weights."""
 
     bits_per_weight: float = 0.0
-    """The bits that are stored for each of these, scales included."""
+    """The bits that are stored for each element, scales included."""
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class QuantizedSummary:
     """The quantized weights of a checkpoint."""
 
     parameters: int
-    """Elements of the whole model: of weights in the place of codes, and of all other tensors."""
+    """Elements of the whole model: of the weights that codes stand for, and of all other tensors."""
 
     formats: dict[str, QuantizedGroup]
     """The quantized weights, by format."""
@@ -32,22 +32,23 @@ class QuantizedSummary:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """How far the two sides of a weight are apart, of which one is quantized."""
+    """The distance between the two sides of a weight, one of which is quantized."""
 
     side: str
-    """Which side is quantized: a or b; a if both are."""
+    """The side that is quantized: a or b; a if both are."""
 
     reproduced: bool
     """Whether quantizing the other side gives the very codes and scales that are stored."""
 
     scales: int
-    """How many scales the weight has."""
+    """Number of scales of the weight."""
 
     scales_differ: int | None
-    """How many of them quantizing gives differently; null if it is not known how that was done."""
+    """Number of scales that quantizing the other side does not reproduce; null if the method of quantization is not
+    known."""
 
     beyond: int
-    """How many elements are more than half a step apart."""
+    """Number of elements that differ by more than half a step."""
 
     largest: float
     """The largest distance, in steps."""
@@ -62,7 +63,8 @@ class Steps:
     """The index of the element that is furthest apart."""
 
     not_finite: int
-    """How many elements are not finite on either side, or have a scale of 0 and differ. These count as beyond."""
+    """Number of elements that are not finite on either side, or differ and have a scale of 0. They are part of
+    `beyond`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,25 +72,25 @@ class Quantization:
     """The distances between two sides of all weights that are quantized on either of them. Tied names count once."""
 
     tensors: int
-    """How many weights there are."""
+    """Number of weights."""
 
     scales: int
-    """How many scales they have."""
+    """Number of scales of these weights."""
 
     equal: int
-    """How many weights are equal on both sides, once codes are weights."""
+    """Number of weights that are equal on both sides once dequantized."""
 
     reproduced: int
-    """Of the others, how many codes and scales quantizing the other side gives, without a difference."""
+    """Number of other weights whose codes and scales quantizing the other side reproduces exactly."""
 
     within_half_step: int
-    """Of the others, how many have no element that is more than half a step apart."""
+    """Number of other weights whose elements all differ by half a step at most."""
 
     beyond: int
-    """Of the others, how many have such elements."""
+    """Number of other weights with elements that differ by more than half a step."""
 
     elements_beyond: int
-    """How many elements are more than half a step apart."""
+    """Number of elements that differ by more than half a step."""
 
     largest: float
     """The largest distance of all elements, in steps."""
@@ -97,4 +99,4 @@ class Quantization:
     """The mean distance of all elements, in steps."""
 
     unmeasured: int
-    """How many differ and have no steps, as their codes stand for numbers in a table, or have other shapes."""
+    """Number of weights that differ and have no steps: their codes index a table, or their shapes differ."""

@@ -58,13 +58,13 @@ class Statistics:
     """The standard deviation of the finite elements, divided by their number."""
 
     zeros: int
-    """How many elements are zero; of bools, false."""
+    """Number of zero elements; for bools, of false ones."""
 
     nan: int
-    """How many elements are NaN."""
+    """Number of NaN elements."""
 
     inf: int
-    """How many elements are infinite, and not NaN."""
+    """Number of infinite elements."""
 
     @property
     def is_finite(self) -> bool:

@@ -7,5 +7,5 @@ one tensor, so splitting and packing are ordinary conversions; nothing else in t
 from __future__ import annotations
 
 PAGES = ("embedding-rows.md",)
-# What it builds on: tables are packed into files for torch.load.
+# The features that it builds on: tables are packed into files for torch.load.
 NEEDS = ("spool", "torch_files", "torch_output")

@@ -1,4 +1,4 @@
-"""Checks that the ids of a table lie in buckets of one size, with the stated number of ids in each."""
+"""Checks that the ids of a table are in buckets of one size, with the stated number of ids in each."""
 
 from __future__ import annotations
 

@@ -51,16 +51,16 @@ _COMPARED = {
 
 @dataclass
 class RowFinding:
-    """Something wrong."""
+    """A problem in the rows."""
 
     check: str
-    """Which check found it."""
+    """The check that failed."""
 
     message: str
-    """What is wrong."""
+    """The problem, in words."""
 
     count: int = 1
-    """In how many rows, ids or buckets."""
+    """Number of rows, ids or buckets with the problem."""
 
     examples: list[dict[str, Any]] = field(default_factory=list)
     """The first of these."""
@@ -80,16 +80,16 @@ class CheckReport:
     """The layout of a row."""
 
     rows: int
-    """How many rows there are."""
+    """Number of rows."""
 
     checked: list[str] = field(default_factory=list)
-    """What was compared with the rows."""
+    """The tensors and rules that the rows were compared with."""
 
     ids: str = "global"
-    """Which ids the headers have."""
+    """The kind of ids in the headers."""
 
     offset: int = 0
-    """How much less local ids are than global ones."""
+    """The number to add to local ids to get global ones."""
 
     unused: int = 0
     """Rows marked as not used."""
@@ -102,23 +102,26 @@ class CheckReport:
     buckets."""
 
     findings: list[RowFinding] = field(default_factory=list)
-    """What is wrong; empty if nothing is."""
+    """The problems; empty if there are none."""
 
     warnings: list[str] = field(default_factory=list)
-    """What may be wrong, each in a sentence."""
+    """Warnings, one sentence each."""
 
     bytes_read: int = 0
     """Bytes read."""
 
     seconds: float = 0.0
-    """How long it took."""
+    """Duration in seconds."""
 
     peak_rss_bytes: int = 0
     """The most memory that the process had."""
 
 
 @shown
-@checked({**CONVERTING, **LAYOUT, **{name: ROWS[name] for name in ("names", "global_id_offset", "bucket_size")}})
+@checked(
+    {**CONVERTING, **LAYOUT, **{name: ROWS[name] for name in ("names", "global_id_offset", "bucket_size")}},
+    called="check_rows",
+)
 def check(
     table: Paths,
     *,

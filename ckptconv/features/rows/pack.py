@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @leaving(UNWRITTEN)
 @shown
-@checked({**CONVERTING, **PACKING})
+@checked({**CONVERTING, **PACKING}, called="pack_rows")
 def pack(
     parts: Paths,
     output: str | os.PathLike[str],

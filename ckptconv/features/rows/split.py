@@ -43,7 +43,7 @@ _LOOK = 1 << 18
 
 @leaving(UNWRITTEN)
 @shown
-@checked({**CONVERTING, **LAYOUT, "names": ROWS["names"], "decode": ROWS["decode"]})
+@checked({**CONVERTING, **LAYOUT, "names": ROWS["names"], "decode": ROWS["decode"]}, called="split_rows")
 def split(
     table: Paths,
     output: str | os.PathLike[str],
@@ -123,7 +123,7 @@ def _check_zero(data: memoryview) -> None:
 
 
 def _has_padding(table: RowTable, layout: RowLayout, options: Options) -> bool:
-    """Whether the padding of the first rows has a byte that is not zero."""
+    """Return whether the padding of the first rows has a byte other than zero."""
     pad = padding(table.tensor, layout)
     rows = min(table.tensor.shape[0], max(_LOOK // layout.row_bytes, 1))
     if pad is None or not rows:

@@ -1,4 +1,4 @@
-"""What has the number of a step and is none: outputs of this program, and further entries of the same number.
+"""Entries with a step's number that do not count as steps: outputs of this program, and further entries of one number.
 
 Neither counts as a step, and neither is removed with one. Of several entries of one number, it is not known which one a
 training goes on from: the one that adds nothing to the names of the others is the step.
@@ -29,8 +29,8 @@ _HOLDING = (*SUFFIXES, ".distcp", INDEX, ".pkl")
 
 
 class Beside(NamedTuple):
-    """An entry beside the steps of a run that is no step, and why; `like` is the step that has its number too, "" for
-    an output of this program."""
+    """An entry next to the steps of a run that is no step, and the reason; `like` is the step with the same number, ""
+    for an output of this program."""
 
     step: Step
     why: str
@@ -38,12 +38,12 @@ class Beside(NamedTuple):
 
 
 def listed(beside: Mapping[str, str]) -> str:
-    """Return what is beside the steps in a line: each name, with the reason."""
+    """Return the entries next to the steps in a line: each name, with the reason."""
     return some([f"{name} ({why})" for name, why in beside.items()], _MOST_NAMES, str)
 
 
 def divided(steps: Sequence[Step]) -> tuple[list[Step], list[Beside]]:
-    """Divide what has the number of a step into steps, and what is beside them."""
+    """Divide entries with the number of a step into steps, and other entries."""
     numbered = [step for step in steps if step.number is not None and not step.is_named_unfinished]
     ours = {step.name: is_ours(step) for step in _related(numbered)}
     outputs = [step for step in numbered if ours.get(step.name) and _is_output(step, numbered, ours)]
@@ -85,7 +85,7 @@ def telling_series(steps: Sequence[Step], beside: Iterable[Beside]) -> list[Step
 
 
 def adds_words(name: str, other: str) -> bool:
-    """Whether a name is another one with more words, whatever the numbers in both.
+    """Return whether a name is `other` with more words, whatever the numbers in both.
 
     >>> adds_words("step-7-safetensors", "step-12"), adds_words("step-7.pt", "step-7"), adds_words("step-7", "step-12")
     (True, True, False)
@@ -97,12 +97,12 @@ def adds_words(name: str, other: str) -> bool:
 
 
 def is_variant(name: str, other: str) -> bool:
-    """Whether a name is another one with more words, or with another suffix, whatever the numbers in both."""
+    """Return whether a name is `other` with more words, or with another suffix, whatever the numbers in both."""
     return adds_words(name, other) or (_shape(stem(name)) == _shape(stem(other)) and _shape(name) != _shape(other))
 
 
 def is_ours(step: Step) -> bool:
-    """Whether this program wrote all weights and states in a step."""
+    """Return whether this program wrote all weights and states in a step."""
     if step.is_files:
         return all(is_our_file(step.at(path)) for path in step.files)
     inner = {path.partition("/")[2]: entry for path, entry in step.files.items()}
@@ -119,7 +119,7 @@ def is_ours(step: Step) -> bool:
 
 
 def is_our_file(place: Location) -> bool:
-    """Whether this program wrote a file of weights, which is as it was written."""
+    """Return whether this program wrote a file of weights that has not changed since."""
     return file_made_as(place, "weights") not in ("", CHANGED)
 
 
@@ -135,8 +135,8 @@ def _by_number(steps: Iterable[Step]) -> dict[int | None, list[Step]]:
 
 
 def _related(steps: Sequence[Step]) -> list[Step]:
-    """Return the steps of which names alone do not tell that they are no outputs: another has the number of one, or a
-    name of which it is a variant."""
+    """Return the steps that may be outputs by their names: another step has the number of one, or a name of which its
+    name is a variant."""
     numbers = Counter(step.number for step in steps)
     names = {_shape(step.name): step.name for step in steps}
     variants = {
@@ -148,7 +148,7 @@ def _related(steps: Sequence[Step]) -> list[Step]:
 
 
 def _is_output(step: Step, steps: Sequence[Step], ours: Mapping[str, bool]) -> bool:
-    """Whether a step that this program wrote is a copy of one of the run, by its number or its name."""
+    """Return whether a step that this program wrote is a copy of another step of the run, by its number or name."""
     name = step.name
     for other in steps:
         if other is step:

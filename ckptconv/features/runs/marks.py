@@ -19,7 +19,8 @@ _OTHERS = ("checkpoint_manifest.json", "_SUCCESS", "COMMITTED")
 
 
 class Marks(NamedTuple):
-    """What the markers of a step say: whether it is complete, None if it has none; and which do, or what is wrong."""
+    """The verdict of a step's markers: `says` whether it is complete, None if it has none; `which` names the markers,
+    or the problem."""
 
     says: bool | None = None
     which: str = ""
@@ -50,7 +51,7 @@ def _last_named(run: Run) -> tuple[str, Step] | None:
 
 
 def _against(step: Step, names: set[str], usual: Sequence[str], last: tuple[str, Step] | None) -> Iterator[str]:
-    """Yield what says that a step was not finished."""
+    """Yield the reasons to believe that a step was not finished."""
     if step.is_named_unfinished:
         yield "its name marks an unfinished step"
     if not step.is_made_here:

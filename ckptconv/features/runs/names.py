@@ -1,4 +1,4 @@
-"""Names of steps: the number that one tells, the run, and whether it says that the step is being written. Pure."""
+"""Names of steps: the number in a name, the run, and whether the name shows that the step is being written. Pure."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _NUMBER = re.compile(r"([a-zA-Z]*)[-_=.]*(\d{1,18})(?![a-zA-Z\d])")
 _ALONE = re.compile(r"(?<![a-zA-Z\d])(?<!\d\.)\d{1,18}(?![a-zA-Z\d]|\.\d)")
 # A number of a fixed width is a counter also directly behind a word, as in `model010000`.
 _WIDE = re.compile(r"(?<!\d)(?<!\d\.)\d{4,18}(?![a-zA-Z\d]|\.\d)")
-# What differs in names of one run beside the number of the step: measured values, and how often a name was given.
+# The parts, besides the number of the step, in which names of one run differ: measured values, and counts of a name.
 _MEASURED = re.compile(
     r"(?<![a-z])((?:loss|acc|accuracy|score|metric|ppl|perplexity|f1|auc|bleu|wer|m?iou|mse|mae)[-_=]?)"
     r"(?:[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?|nan|inf)(?![a-z\d])",
     re.IGNORECASE,
 )
 _AGAIN = re.compile(r"-v\d+$")
-# What names of steps contain while they are written: of torch_checkpointing, transformers, Orbax, and of others.
+# Words in names of steps while they are written: of torch_checkpointing, transformers, Orbax, and others.
 _UNFINISHED = re.compile(r"\.?(?:tmp|temp)[-_.].*|.*[-_.](?:tmp|temp|part|partial|incomplete)(?:[-_.].*)?")
 # The whole name of the directory of a step, with a word for it.
 _OF_STEP = re.compile(r"(?:\w*[-_])?(?:global_step|step|iter|checkpoint|ckpt|epoch)[-_=]?\d+")
@@ -36,7 +36,7 @@ SUFFIXES = (*TORCH, SUFFIX)
 
 
 def number_of(name: str) -> int | None:
-    """Return the number of a step that a name tells; None if it tells none.
+    """Return the number of a step in a name; None if it has none.
 
     >>> [number_of(name) for name in ("epoch=3-step=100.ckpt", "global_step20", "0300", "llama-7b", "2.orbax-tmp-7")]
     [100, 20, 300, None, 2]
@@ -68,12 +68,12 @@ def lone_number(name: str, is_wide: bool = False) -> int | None:
 
 
 def is_padded(name: str) -> bool:
-    """Whether a number in a name begins with a zero, as counters of a fixed width do."""
+    """Return whether a number in a name begins with a zero, as counters of a fixed width do."""
     return any(number.startswith("0") for number in _WIDE.findall(name))
 
 
 def series_of(name: str) -> str:
-    """Return what the names of all steps of a run have in common, with * in the place of what differs.
+    """Return the common part of the names of all steps of a run, with * for the parts that differ.
 
     >>> [series_of(name) for name in ("vit_epoch_3.pt", "epoch=3-val_loss=0.25.ckpt", "run_a-step-100", "0300")]
     ['vit_epoch_*', 'epoch=*-val_loss=*', 'run_a-step-*', '*']
@@ -91,23 +91,23 @@ def _tells_step(word: str) -> bool:
 
 
 def is_unfinished(name: str) -> bool:
-    """Whether trainers give that name to a step until it is complete."""
+    """Return whether trainers give this name to a step until it is complete."""
     return _UNFINISHED.fullmatch(name) is not None
 
 
 def is_of_step(name: str) -> bool:
-    """Whether that is the name of the directory of a step, with a word for it."""
+    """Return whether a name is that of a step's directory, with a word for it."""
     return _OF_STEP.fullmatch(name) is not None
 
 
 def is_beside_weights(path: str) -> bool:
-    """Whether a file holds an optimizer's states, or something else than weights, by its name."""
+    """Return whether a file holds an optimizer's states, or something other than weights, by its name."""
     name = stem(path.rpartition("/")[2])
     return FileSet(name, None).kind != MODEL or _OF_TRAINER.fullmatch(name) is not None
 
 
 def stem(name: str) -> str:
-    """Return a name without the suffix of a checkpoint, and what may stand behind that while it is written."""
+    """Return a name without the suffix of a checkpoint, and without endings that it may have while it is written."""
     match = _of_file().fullmatch(name)
     return match[1] if match else name
 

@@ -1,5 +1,5 @@
-"""Directories here and on a store, and what differs: a store has no links, is asked as seldom as possible, and an error
-of it is that of all its files."""
+"""Local directories and those on a store, and their differences: a store has no links, is asked as seldom as possible,
+and an error of it is that of all its files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ckptconv.text import quoted
 
 
 def check_directory(place: Location) -> None:
-    """Raise MissingError if nothing is there, UsageError for anything but a directory. On a store, its listing tells
+    """Raise MissingError if nothing is there, UsageError for anything but a directory. On a store, its listing shows
     that it is one."""
     if is_remote(place.path) and place.names:
         return
@@ -29,7 +29,7 @@ def check_directory(place: Location) -> None:
 
 
 def known(place: Location, entry: Entry) -> Location:
-    """Return a location, of which a listing has told what it is: a store is not asked again."""
+    """Return a location whose kind a listing has shown: a store is not asked again."""
     vars(place).setdefault("entry", entry)
     return place
 
@@ -40,7 +40,7 @@ def inside(place: Location, name: str) -> Location:
 
 
 def listed(place: Location) -> tuple[Mapping[str, Entry], str]:
-    """Return what is in a directory, and why a local one, such as another user's, cannot be listed."""
+    """Return the entries of a directory, and the reason why a local one, such as another user's, cannot be listed."""
     try:
         return place.names, ""
     except FailedError as error:
@@ -49,7 +49,7 @@ def listed(place: Location) -> tuple[Mapping[str, Entry], str]:
 
 
 def check_answer(place: Location, error: Exception) -> None:
-    """Raise an error again if a store did not answer, which tells nothing of its files. Here, a file may be gone, or
+    """Raise an error again if a store did not answer, which shows nothing about its files. Here, a file may be gone, or
     another user's."""
     if isinstance(error, FailedError) and is_remote(place.path):
         raise error

@@ -22,7 +22,7 @@ from ckptconv.storage.writing import Writer
 
 
 class Values(NamedTuple):
-    """How many values are NaN and infinite, and the norm of the finite weights."""
+    """Numbers of NaN and infinite values, and the norm of the finite weights."""
 
     nan: int
     inf: int
@@ -30,8 +30,8 @@ class Values(NamedTuple):
 
 
 class Readings(NamedTuple):
-    """How many digests and checksums were compared, None if none were asked for; what says that bytes have changed; and
-    the statistics of the values, if they were asked for."""
+    """The checks of a step's data: number of digests and checksums compared, None if none were asked for; the error of
+    one that does not match; and the statistics of the values, if asked for."""
 
     checked: int | None = None
     damage: str = ""
@@ -68,8 +68,8 @@ def read(
 
 
 def checked(step: Step, sources: Sequence[Source], progress: Progress | None) -> tuple[int, str]:
-    """Read a step and its checkpoints. Return how many digests and checksums were compared, and what the first says
-    that is wrong."""
+    """Read a step and its checkpoints. Return the number of digests and checksums compared, and the first error that
+    one shows."""
     count = 0
     try:
         for stated in _stated(step, sources):
@@ -115,7 +115,7 @@ def _check(stated: _Stated) -> None:
 
 
 def _storages(source: Source, run: Location, progress: Progress | None) -> int:
-    """Compare the storages of all tensors with their checksums. Return how many there are."""
+    """Compare the storages of all tensors with their checksums. Return the number of storages."""
     parts: list[Data] = []
     at = 0
     for tensor in tensors_in(source.weights, source.optimizer):

@@ -1,6 +1,5 @@
-"""What single formats know of the steps of a run: a line each, with the name of a module, which is imported when its
-turn comes.
-"""
+"""A registry of formats' knowledge about the steps of runs: a line for each, with the name of a module, which is
+imported when its turn comes."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ from ckptconv.text import some
 _DIGITS = re.compile(r"\d+")
 # Where a run keeps its steps, if not in its own directory.
 _FOLDERS = ("checkpoints", "checkpoint", "ckpts", "ckpt")
-# How deep the files of a step lie at most, and how many files a step has.
+# The greatest depth of the files of a step, and the most files of a step.
 _DEEPEST, _MOST = 8, 5_000_000
 
 
@@ -64,12 +64,12 @@ class Run(NamedTuple):
 
     @property
     def naming(self) -> dict[str, str]:
-        """All that names a step: {name: step}, "" for one that is not there."""
+        """Files and links that name a step: {name: step}, "" for a step that is not there."""
         return {**self.pointers, **self.links}
 
     @property
     def warnings(self) -> list[str]:
-        """What names a step that is not there, and what else is in the directory now, each in a sentence."""
+        """Warnings about names of steps that are not there, and about other things in the directory."""
         path = self.place.path or "."
         beside = [] if is_remote(path) else [import_module(module).warnings(path) for module in TELLING]
         above = () if is_remote(path) else _steps_around(self.place)
@@ -140,8 +140,8 @@ def _of_one(run: Run) -> Run:
 
 
 def _is_run(place: Location, name: str) -> bool:
-    """Whether the directory `name` has steps itself, or in a folder for them. In one that may be a step, names need a
-    word for a step."""
+    """Return whether the directory `name` has steps, in itself or in a folder for them. If it may be a step itself, the
+    names of its steps need a word for a step."""
     if name not in _directories_in(place):
         return False
     is_step = is_of_step if number_of(name) is not None else lambda inner: number_of(inner) is not None
@@ -223,8 +223,8 @@ class _Contents:
         self.unlisted = ""
 
     def add(self, place: Location, path: str, deepest: int) -> None:
-        """Add what is in and below the directory `place`, whose path in the run is `path`. Links to directories are not
-        followed."""
+        """Add the entries in and below the directory `place`, whose path in the run is `path`. Links to directories are
+        not followed."""
         names, why = listed(place)
         self.unlisted = self.unlisted or why
         for name, entry in names.items():
@@ -300,8 +300,8 @@ def _numbered(place: Location, there: Mapping[str, Entry]) -> dict[str, int]:
 
 
 def _is_checkpoint(place: Location, numbered: Collection[str] = ()) -> bool:
-    """Whether the directory `place` is a checkpoint itself. Models in the files `numbered` alone make it none: each may
-    be a step."""
+    """Return whether the directory `place` is a checkpoint itself. Models in the files `numbered` do not count: each
+    may be a step."""
     if is_tag_directory(place.names):
         return True
     try:

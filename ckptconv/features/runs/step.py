@@ -1,4 +1,4 @@
-"""A step of a run: its files, and what they tell without being opened."""
+"""A step of a run: its files, and the facts that their names and sizes show."""
 
 from __future__ import annotations
 
@@ -61,21 +61,21 @@ class Step(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Where it is."""
+        """The path or URL of the step."""
         return self.home.join(self.name).path
 
     def at(self, path: str) -> Location:
-        """Return the location of one of its files, of which is known what it is."""
+        """Return the location of one of its files, with its known entry."""
         return known(self.home.at(self.files[path].file), self.files[path])
 
     @property
     def is_files(self) -> bool:
-        """Whether it has no directory of its own."""
+        """Whether the step is files, without a directory of its own."""
         return self.name in self.files
 
     @property
     def is_named_unfinished(self) -> bool:
-        """Whether a name of it is one that trainers give a step until it is complete."""
+        """Whether the step has a name that trainers give a step until it is complete."""
         return any(map(is_unfinished, self.names))
 
     @property
@@ -89,12 +89,12 @@ class Step(NamedTuple):
 
     @property
     def optimizers(self) -> int:
-        """How many of its names are those of optimizers, if it is files."""
+        """Number of the step's files that are those of optimizers, if the step is files."""
         return sum(self.is_files and FileSet(stem(name), None).kind == OPTIMIZER for name in self.names)
 
     @property
     def is_made_here(self) -> bool:
-        """Whether this program made it of another step: it may lack what that had."""
+        """Whether this program wrote the step from another one, and may have left out parts."""
         return any(path.endswith(DESCRIBED) or f"/{HIDDEN}" in path for path in self.files)
 
 

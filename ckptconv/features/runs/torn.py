@@ -23,8 +23,8 @@ _LOOKED_AT = (*TORCH, ".pkl", ".pickle", SUFFIX, _TEXT)
 
 
 def torn_file(step: Step, in_full: bool) -> str:
-    """Say which file of a step is cut short, by how such files end; "" if none is. With `in_full`, headers of
-    safetensors are read whole. On a store, only files that are empty are found."""
+    """Return a sentence on the file of a step that is cut short, by how such files end; "" if none is. With `in_full`,
+    headers of safetensors are read whole. On a store, only files that are empty are found."""
     is_near = not is_remote(step.home.path)
     for path, entry in step.files.items():
         if entry.kind == "missing":

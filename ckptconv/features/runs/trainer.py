@@ -8,7 +8,7 @@ from collections.abc import Collection
 _LAST = "trainer_state.json"
 MARKERS = (_LAST,)
 _STEP = re.compile(r"checkpoint-\d+")
-# What it writes before its last file, which it needs to go on.
+# The files that the trainer writes before its last one, and needs to resume.
 _BEFORE = re.compile(r"training_args\.bin|scheduler\.(?:pt|bin)|rng_state(?:_\d+)?\.pth|optimizer\.(?:pt|bin)")
 
 

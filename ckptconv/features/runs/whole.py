@@ -1,8 +1,8 @@
-"""Which steps of a run are whole: by their geometry, and by the markers of their trainers.
+"""The check of a run's steps for completeness: by their geometry, and by the markers of their trainers.
 
-Geometry: a step is opened, and each number in its descriptions compared with the files that there are; files that are
-not opened are whole as archives. A step whose files have the names and sizes of one that was opened is not opened
-again, unless it may be the last good one. Markers: files that trainers write last, and names of steps.
+Geometry: a step is opened, and each number in its descriptions is compared with the files that exist; files that are
+not opened are checked as archives. A step with the same file names and sizes as an opened step is not opened again,
+unless it may be the last good one. Markers: files that trainers write last, and names of steps.
 
 A step is good if its bytes are there, and no marker says that it was not finished.
 """
@@ -76,8 +76,8 @@ class Judged(NamedTuple):
 
 
 def judged(run: Run, *, inert: bool = False, each: bool = False) -> list[Judged]:
-    """Return what is known of each step, in the order of the run. No tensor data is read. Steps that are attacks are
-    opened only if `inert`; with `each`, each step is opened, as those are whose data is read."""
+    """Return the facts about each step, in the order of the run. No tensor data is read. Steps that are attacks are
+    opened only if `inert`; with `each`, each step is opened, as are those whose data is read."""
     marks = marks_of(run)
     steps = {step.name: Judged(step, marks[step.name]) for step in run.steps}
     shapes = {step.name: step.shapes for step in run.steps}
@@ -116,7 +116,7 @@ def newest_good(steps: Sequence[Judged]) -> Judged | None:
 
 
 def _alike(known: Judged, other: Judged) -> Judged:
-    """Return what is known of a step of the names and sizes of another one, without opening it."""
+    """Return the facts about a step with the names and sizes of another one, without opening it."""
     try:
         torn = torn_file(known.step, in_full=False)
     except StoppedError:
@@ -127,7 +127,7 @@ def _alike(known: Judged, other: Judged) -> Judged:
 
 
 def opened(known: Judged, inert: bool) -> Judged:
-    """Return what opening a step tells of its geometry, and what it is made of."""
+    """Return the facts that opening a step shows: whether it is whole by its geometry, and its parts."""
     step = known.step
     known = Judged(step, known.marks)
     if step.unlisted:
@@ -147,8 +147,8 @@ def opened(known: Judged, inert: bool) -> Judged:
 
 
 def _measured(known: Judged, inert: bool) -> Judged:
-    """Return what the descriptions of a step tell: whether all bytes are there, and of what they are. Raise the errors
-    of reading them."""
+    """Return the facts that the descriptions of a step show: whether all bytes are there, and their kinds. Raise the
+    errors of reading them."""
     step = known.step
     described = [*_described(step)]
     if described and is_remote(step.place.path):
@@ -184,7 +184,7 @@ def _measured(known: Judged, inert: bool) -> Judged:
 
 
 def is_optimizer(path: str) -> bool:
-    """Whether a file holds an optimizer's states by its name."""
+    """Return whether a file holds an optimizer's states by its name."""
     return _OPTIMIZER_FILE.fullmatch(path.rpartition("/")[2]) is not None
 
 
@@ -215,7 +215,8 @@ def tensors_in(*trees: Any) -> list[LazyTensor]:
 
 
 def weights_of(source: Source) -> list[LazyTensor]:
-    """Return the tensors of the weights of `source`: not what a training saves in one file with them."""
+    """Return the tensors of the weights of `source`, without other contents that a training saves in one file with
+    them."""
     key = weights_key(source.weights)
     others = {id(tensor) for tensor in tensors_in(source.optimizer, *_states_in(source))}
     weights = tensors_in(subtree(source.weights, key) if key else source.weights)
@@ -266,7 +267,7 @@ def _described(step: Step) -> Iterator[tuple[Any, Location]]:
 
 
 def _lost(source: Source) -> str:
-    """Say what of an opened checkpoint is not there; "" if all is."""
+    """Return a sentence on the lost bytes of an opened checkpoint; "" if there are none."""
     for error in (source.weights_error, source.of_states.error):
         if isinstance(error, CorruptError):
             return error.message

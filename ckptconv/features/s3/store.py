@@ -138,7 +138,7 @@ class S3Upload(Upload):
         self._id = ""
 
     def _is_complete(self) -> bool:
-        """Whether the object there may be this upload: its ETag ends with the number of parts."""
+        """Return whether the object may be this upload: its ETag ends with the number of parts."""
         try:
             answer = self._call("head_object")
         except FileNotFoundError:

@@ -6,5 +6,5 @@ In: a state of torch's tensors, numpy's arrays and plain values, and a path. Out
 
 from __future__ import annotations
 
-# What it builds on.
+# The features that it builds on.
 NEEDS = ("live_objects", "unflattening")

@@ -6,20 +6,24 @@ import hashlib
 import itertools
 import os
 import sys
+import warnings
 from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.conversion import convert
 from ckptconv.errors import UNWRITTEN, UsageError, leaving
+from ckptconv.features.live_objects.objects import state_dicts
 from ckptconv.features.live_objects.tensors import bare
 from ckptconv.features.saving.buffers import Buffers
 from ckptconv.features.unflattening.decoder import unflatten
 from ckptconv.formats import model_files
-from ckptconv.formats.source import Source
+from ckptconv.formats.source import FileFacts, Source
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.options.option import checked
 from ckptconv.options.table import OPTIONS
 from ckptconv.outputs.selected import METADATA
+from ckptconv.pickles.children import is_tensor, walk
+from ckptconv.pickles.nodes import Opaque
 from ckptconv.process import no_garbage
 from ckptconv.result import Report
 from ckptconv.storage.files import holding
@@ -30,7 +34,7 @@ from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import LazyTensor, Stored, TensorFacts
 from ckptconv.tensors.moves import File
 from ckptconv.tensors.strides import contiguous_strides
-from ckptconv.text import brief
+from ckptconv.text import brief, count_of, some
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -39,6 +43,10 @@ if TYPE_CHECKING:
     from ckptconv.storage.progress import AnyProgress
 
 _numbers = itertools.count()
+_INSIDE = (
+    "The state holds objects of classes that load_state_dict does not make again, with tensors inside: {}. Save these "
+    "tensors in plain containers."
+)
 
 
 @leaving(UNWRITTEN)
@@ -56,10 +64,11 @@ def save_state_dict(
 
     `path` is one file if it ends in ".safetensors", else a directory, of shards and an index with `max_shard_size`.
     Tensors are torch's, on any device, numpy's arrays in mappings, which come back as torch's, and those of an opened
-    checkpoint; each that shares its memory with another is stored once. Other values of the state go into the structure
-    record, as in a conversion. `metadata` is written in addition. `options` are the fields of `Options` that a
-    conversion from memory can use: `max_shard_size`, `dtype`, `include`, `exclude`, `rename`, `structure`, `verify`,
-    `manifest` and so on.
+    checkpoint; each that shares its memory with another is stored once. An object with a method state_dict, such as a
+    module or an optimizer, is saved as what that returns, without `raw`. Other values of the state go into the
+    structure record, as in a conversion. `metadata` is written in addition. `options` are the fields of `Options` that
+    a conversion from memory can use: `max_shard_size`, `dtype`, `include`, `exclude`, `rename`, `structure`, `verify`,
+    `manifest` and so on. Warns of tensors inside objects that `load_state_dict` does not make again.
 
     `progress` and `on_total` are those of `convert`. Files get their final names when all are complete. Raise a
     CkptconvError: UsageError for values that cannot be stored.
@@ -70,30 +79,48 @@ def save_state_dict(
         (['saved.safetensors'], 1)
     """
     if isinstance(state, (str, os.PathLike)):
-        raise UsageError(
-            f"{brief(os.fspath(state))} is not a state dict.",
-            "Use ckptconv.convert(INPUT, OUTPUT) to convert a checkpoint.",
-        )
+        place: object = path
+        hint = "The state comes first: save_state_dict(STATE, PATH)."
+        if isinstance(place, (str, os.PathLike)):
+            hint = "Use ckptconv.convert(INPUT, OUTPUT) to convert a checkpoint."
+        raise UsageError(f"{brief(os.fspath(state))} is not a state dict.", hint)
     if normalize(path).endswith(TORCH_SUFFIXES):
         raise UsageError(
             f"{path} has the name of a file for torch.load, but this function writes safetensors.", "Use torch.save."
         )
     memory = _Memory()
     with no_garbage():
-        # The conversion records the order, as everything else.
-        described = keymap.describe(memory.without_arrays(state), keep_order=False)
+        with state_dicts(raw=bool(options.get("raw"))) as stated:
+            # The conversion records the order, as everything else.
+            described = keymap.describe(memory.without_arrays(state), keep_order=False)
         tensors = memory.tensors(described.tensors)
+        tree = unflatten(tensors, described.structure, live_values=False)
+        opaque = [node for node in walk(tree) if type(node) is Opaque] if described.structure else []
+        inside = dict.fromkeys(node.name for node in opaque if any(map(is_tensor, walk(node))))
         source = Source(
             "state dict",
             model_files.TORCH,
             "<state dict>",
-            unflatten(tensors, described.structure, live_values=False),
+            tree,
             counts={"tensors": len(tensors)},
             inputs=memory.inputs(),
             remarks=_checked(metadata, tensors),
+            files=FileFacts(opaque=list(dict.fromkeys(node.name for node in opaque))),
+            notes=_notes(stated),
+            warnings=[_INSIDE.format(some(inside, 3, str))] if inside else [],
         )
+    for warning in source.warnings:
+        warnings.warn(warning, stacklevel=4)  # the line that called the library
     with holding(memory.held):
         return convert(source, path, progress=progress, on_total=on_total, **options)
+
+
+def _notes(stated: Mapping[str, int]) -> list[str]:
+    """Return the note on objects that were taken by their state dicts, of which `stated` has the classes."""
+    if not stated:
+        return []
+    objects = f"{count_of(sum(stated.values()), 'object')} of {some(sorted(stated), 3, str)}"
+    return [f"The state holds {objects}: the output has the result of state_dict()."]
 
 
 def _checked(metadata: Mapping[Any, Any] | None, names: Collection[str]) -> dict[str, str]:
@@ -194,7 +221,7 @@ class _Memory:
 
 
 def _is_array(value: Any) -> bool:
-    """Whether `value` is a numpy array of elements that a tensor can have."""
+    """Return whether `value` is a numpy array of elements that a tensor can have."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and type(value) is numpy.ndarray and _is_number(value.dtype)
 

@@ -45,7 +45,8 @@ def may_be_pickle(reader: Reader, at: int) -> bool:
 
 
 def begins_like_pickle(head: bytes, where: str) -> bool:
-    """Whether a pickle, or the beginning of a longer one, may begin with `head`, whatever its first opcodes are."""
+    """Return whether a pickle, or the beginning of a longer one, may begin with `head`, whatever its first opcodes
+    are."""
     calls: list[watching.PickleReading] = []
     with watching.watched(calls.append, Judge):
         try:
@@ -58,8 +59,8 @@ def begins_like_pickle(head: bytes, where: str) -> bool:
 
 
 def may_call(data: bytes) -> bool:
-    """Whether bytes have what a pickle needs to name a function: an opcode, with two lines after those of old
-    protocols; or a persistent id, which the unpickler looks up."""
+    """Return whether bytes have what a pickle needs to name a function: an opcode for it (and two lines, in old
+    protocols), or a persistent id, which the unpickler looks up."""
     is_old = data.count(b"\n") > 1 and (b"c" in data or b"i" in data)
     return is_old or b"\x93" in data or b"P" in data or b"Q" in data
 
@@ -76,7 +77,7 @@ def header_in(head: bytes) -> bytes:
 
 
 def is_plain(header: bytes) -> bool:
-    """Whether the elements in a header of numpy are not objects, which are pickled. The header is Python's literal."""
+    """Return whether the dtype in a header of numpy (a Python literal) has no objects, which would be pickled."""
     import ast
 
     try:

@@ -1,4 +1,4 @@
-"""Bounds on what is read of a file, and on members of archives that are too long to hold, or too short to matter."""
+"""Bounds on the bytes read of a file, and on members of archives that are too long to hold, or too short to matter."""
 
 from __future__ import annotations
 
@@ -97,18 +97,18 @@ def listed(reader: Reader) -> Listed:
 
 
 def is_long(entry: zip_entries.ZipEntry) -> bool:
-    """Whether a member of an archive is a pickle that torch reads, and too long to be held."""
+    """Return whether a member of an archive is a pickle that torch reads, and too long to be held."""
     is_main = entry.name.rpartition(b"/")[2] in _OF_TORCH and entry.name.endswith(b".pkl")
     return is_main and entry.packed > (LONGEST if entry.method == STORED else _COMPRESSED)
 
 
 def is_short(entry: zip_entries.ZipEntry) -> bool:
-    """Whether a member of an archive is too short to run anything, and is not expected to be a pickle."""
+    """Return whether a member of an archive is too short to run anything, and not expected to be a pickle."""
     return entry.method == STORED and 0 < entry.packed < _SHORTEST and not entry.name.endswith(_SUFFIXES)
 
 
 def has_long(reader: Reader) -> bool:
-    """Whether the object in a stream of torch is a pickle that is too long to be held."""
+    """Return whether the object in a stream of torch is a pickle that is too long to be held."""
     if reader.file.size <= LONGEST:
         return False
     pickles = Pickles(reader, 0, reader.file.size, LIMITS, longest=LONGEST)

@@ -18,7 +18,7 @@ _LZMA_HEADER = 13
 
 
 def is_compressed(head: bytes, size: int) -> bool:
-    """Whether a file that begins with `head` is compressed by gzip, bzip2, xz, zlib or the old lzma."""
+    """Return whether a file that begins with `head` is compressed by gzip, bzip2, xz, zlib or the old lzma."""
     return head.startswith((_GZIP, _BZIP2, _XZ)) or _is_zlib(head) or _is_lzma(head)
 
 
@@ -27,7 +27,7 @@ def _is_zlib(head: bytes) -> bool:
 
 
 def _is_lzma(head: bytes) -> bool:
-    """Whether liblzma accepts `head` as a header: properties, a dictionary of 2^n or 3 * 2^n bytes, a length."""
+    """Return whether liblzma accepts `head` as a header: properties, a dictionary of 2^n or 3 * 2^n bytes, a length."""
     if len(head) <= _LZMA_HEADER or head[_LZMA_HEADER] or head[0] >= 225:
         return False
     dictionary, length = int.from_bytes(head[1:5], "little"), int.from_bytes(head[5:_LZMA_HEADER], "little")

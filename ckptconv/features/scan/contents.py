@@ -1,4 +1,4 @@
-"""Recognizes a file by its content, reads every pickle in it, and records what is wrong with it.
+"""Recognizes a file by its content, reads every pickle in it, and records problems.
 
 First bytes show the kind of a file, whatever its name. The readers of the formats read the kinds that they know,
 strictly, and `watching.watched` sees each pickle. Archives that are no checkpoints are searched for members that are
@@ -191,7 +191,7 @@ class ScannedContents:
         return "pickle" if self.expected and as_pickle.pickles else ""
 
     def _from_start(self, reader: Reader, depth: int) -> None:
-        """Read a file of any kind as a pickle from its first byte, and judge what follows."""
+        """Read a file of any kind as a pickle from its first byte, and judge the bytes after it."""
         readings = Readings()
         end = 0
         with watching.watched(readings.add, readings.judge), self._noting_limits(reader):
@@ -499,7 +499,7 @@ class ScannedContents:
         return "zip archive" if known or (listing.members and self.expected) else ""
 
     def archives(self, reader: Reader) -> bool:
-        """Judge archives that lie one after the other, from the last to the first. Return whether these are all."""
+        """Judge archives that follow each other, from the last to the first. Return whether these are all."""
         self.room.open(reader.file.size)
         end = reader.file.size
         while end > 0:

@@ -52,12 +52,12 @@ _ALWAYS = ("torch.", "numpy.", "__torch__.")
 
 
 def carries_code(named: Global) -> bool:
-    """Whether a call of `named` makes a function from code in the pickle."""
+    """Return whether a call of `named` makes a function from code in the pickle."""
     return str(named) in _COMPILERS or makes_functions(named)
 
 
 def is_unusual(named: Global) -> bool:
-    """Whether `named` is in the standard library, and no checkpoint calls it."""
+    """Return whether `named` is in the standard library, and no checkpoint calls it."""
     module, name = today((named.module, named.name))
     top = module.partition(".")[0]
     if top == "builtins":
@@ -66,7 +66,7 @@ def is_unusual(named: Global) -> bool:
 
 
 def is_needed(named: Global) -> bool:
-    """Whether `named` is a class or function that is neither Python's, torch's nor numpy's."""
+    """Return whether `named` is a class or function of a package other than Python, torch and numpy."""
     return not f"{named.module}.".startswith(_ALWAYS) and not _is_of_python(today((named.module, ""))[0])
 
 

@@ -61,7 +61,7 @@ def phrase_of() -> re.Pattern[bytes]:
 
 
 def _in_order(puts: bytes, first: int) -> bool:
-    """Whether the LONG_BINPUTs in `puts` store at consecutive memo indices from `first` on."""
+    """Return whether the LONG_BINPUTs in `puts` store at consecutive memo indices from `first` on."""
     return int.from_bytes(puts, "little") == _FIRST_PUTS[len(puts)] + first * _NEXT_PUTS[len(puts)]
 
 

@@ -186,7 +186,7 @@ def texts_in(data: bytes) -> Texts | None:
 
 
 def _is_target(text: str) -> bool:
-    """Whether a node calls arithmetic, or an operator of torch that accesses no files."""
+    """Return whether a node calls arithmetic, or an operator of torch that accesses no files."""
     target = _TARGET.fullmatch(text)
     name = target["operator"] if target else None
     # Operators of higher order are in no list.
@@ -214,7 +214,7 @@ def _imported_by(spec: str) -> list[str]:
 
 
 def is_arithmetic(text: str) -> bool:
-    """Whether an expression has only numbers, symbols, operators and functions of arithmetic."""
+    """Return whether an expression has only numbers, symbols, operators and functions of arithmetic."""
     if len(text) > _MOST_TEXT:
         return False
     try:
@@ -227,7 +227,7 @@ def is_arithmetic(text: str) -> bool:
 
 
 def _is_power(base: ast.AST, power: ast.AST) -> bool:
-    """Whether a power is a small one, and not a power of a power."""
+    """Return whether a power is small, and not a power of a power."""
     is_small = isinstance(power, ast.Constant) and type(power.value) is int and 0 <= power.value <= 16
     return is_small and not any(
         isinstance(node, ast.Pow) or (isinstance(node, ast.Name) and "Pow" in node.id) for node in ast.walk(base)

@@ -128,7 +128,7 @@ class Finding:
     """The kind of reason."""
 
     message: str
-    """What was found, and where in the file."""
+    """The reason in words, with the position in the file."""
 
 
 @dataclass
@@ -139,11 +139,11 @@ class ScannedFile:
     """Its path or URL."""
 
     verdict: str
-    """What loading it would run: nothing (safe), something unknown, something that no checkpoint needs (suspicious), or
-    programs or code (attack); unreadable if that cannot be judged."""
+    """The verdict on loading the file: safe (it would run nothing), unknown, suspicious (it names something that no
+    checkpoint needs), or attack (it would run programs or code); unreadable if that cannot be judged."""
 
     format: str
-    """What it is, in words."""
+    """The format of the file, in words."""
 
     bytes: int
     """Its size."""
@@ -179,7 +179,7 @@ class ScanReport(Shown):
     """Symbolic links that were not followed: to directories, and to nothing."""
 
     seconds: float = 0.0
-    """How long it took."""
+    """Duration in seconds."""
 
     def _repr_html_(self) -> str:
         """Return a table for notebooks: each file with its verdict and the reasons, the worst first."""
@@ -198,7 +198,7 @@ LEVELS = ("unknown", "call", "suspicious", "attack")
 
 
 def counts(rule: str, level: str) -> bool:
-    """Whether a finding of `rule` fails a scan that is to fail on `level`, one of `LEVELS`."""
+    """Return whether a finding of `rule` fails a scan with `--fail-on level`, one of `LEVELS`."""
     verdict = RULES[rule].verdict
     level_of_rule = "call" if rule == "unknown-call" else verdict
     return level_of_rule in LEVELS and LEVELS.index(level_of_rule) >= LEVELS.index(level)

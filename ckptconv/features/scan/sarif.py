@@ -34,7 +34,7 @@ SARIF = ("--sarif", "sarif")
 
 
 def is_ours(reader: Reader) -> bool:
-    """Whether a file is a report that this program wrote."""
+    """Return whether a file is a report that this program wrote."""
     return _BEGINS.match(reader.read_at(0, min(reader.file.size, _HEAD))) is not None
 
 

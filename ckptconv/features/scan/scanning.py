@@ -76,7 +76,8 @@ def scan(
         ('safe', [('model.pt', 'safe')])
     """
     stores = filled(SCANNING, options)["storage_options"]
-    given_paths = listed(paths, "No path was given to scan.")
+    several = paths[0] if len(paths) == 1 and isinstance(paths[0], (list, tuple)) else paths
+    given_paths = listed(several, "No path was given to scan.")
     if "-" in given_paths:
         raise UsageError("scan does not read standard input.", _TO_A_FILE)
     started = time.monotonic()
@@ -155,7 +156,7 @@ def _skip(report: ScanReport, path: str) -> None:
 
 
 def _is_below(link: str, roots: Collection[str]) -> bool:
-    """Whether a link leads to one of `roots`, or into it, where all is searched."""
+    """Return whether a link leads to or below one of `roots`, where all files are scanned anyway."""
     aim = os.path.realpath(link)
     return any(os.path.commonpath([root, aim]) == root for root in roots)
 
@@ -197,7 +198,7 @@ def _scanned(place: Location, is_named: bool, indices: dict[str, set[str]]) -> S
 
 
 def _is_shard(place: Location, indices: dict[str, set[str]]) -> bool:
-    """Whether an index in its directory names the file."""
+    """Return whether an index in the file's directory names the file."""
     directory = place.parent
     names = indices.get(directory.path)
     if names is None:

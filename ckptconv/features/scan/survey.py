@@ -462,7 +462,7 @@ def _small(value: Any) -> Any:
 
 
 def _is_small(value: Any) -> bool:
-    """Whether a value has few parts and characters."""
+    """Return whether a value has few parts and characters."""
     parts, count = [value], 0
     while parts:
         part = parts.pop()

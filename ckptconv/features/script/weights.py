@@ -44,7 +44,7 @@ _ADVICE = "If you have the original model, save its state_dict() with torch.save
 
 
 class ScriptWeights(NamedTuple):
-    """All tensors by attribute path, parameters and buffers first, and the paths of those that are neither."""
+    """Tensors by attribute path, parameters and buffers first, and the paths of tensors that are neither."""
 
     tensors: OrderedDict[str, Any]
     others: list[str]
@@ -122,7 +122,7 @@ class _Modules:
 
     @staticmethod
     def is_object(value: Any) -> bool:
-        """Whether `value` is an object of a class of the archive's own code."""
+        """Return whether `value` is an object of a class of the archive's own code."""
         return type(value) is Opaque and type(value.cls) is Global and value.cls.module.partition(".")[0] == _PACKAGE
 
     def is_module(self, value: Any) -> bool:

@@ -13,16 +13,16 @@ class Serving(TypedDict):
     """The checkpoint that the files are made from."""
 
     url: str
-    """Where the files are, without their names."""
+    """The URL of the files, without their names."""
 
     files: Mapping[str, int]
     """The files and their sizes in bytes: {name: bytes}."""
 
     warnings: Sequence[str]
-    """What is cause for concern, each in a sentence."""
+    """Warnings, one sentence each."""
 
     notes: Sequence[str]
-    """What is worth knowing, each in a sentence."""
+    """Notes, one sentence each."""
 
 
 # Title, description, the commands, the class of the fields; then: whether the fields stand next to `ok`, and the

@@ -78,12 +78,12 @@ class Server(ThreadingHTTPServer):
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine reaches it."""
+        """Whether only this machine reaches the server."""
         return _is_loopback(self.host)
 
     @property
     def is_everywhere(self) -> bool:
-        """Whether it listens on all addresses of this machine."""
+        """Whether the server listens on all addresses of this machine."""
         with contextlib.suppress(ValueError):
             return ipaddress.ip_address(self.host).is_unspecified
         return not self.host
@@ -144,7 +144,7 @@ class Server(ThreadingHTTPServer):
             self.log(f"{type(error).__name__}: {error}")
 
     def is_own_name(self, host: str | None) -> bool:
-        """Whether a request for `host` is meant for this server.
+        """Return whether a request for `host` is meant for this server.
 
         A page on the Web can make a browser ask for names of the page's own that lead to 127.0.0.1.
         """
@@ -341,7 +341,7 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True  # the client closed it
 
     def _told(self, error: CkptconvError) -> str:
-        """Tell an error where the server runs, too. Return its text."""
+        """Print an error where the server runs, too. Return its text."""
         # The files that are served are those of the source as it was opened.
         text = str(error).replace(WRITTEN, "Start the server again when no program is writing to the checkpoint.")
         self.server.warn(text)
@@ -396,7 +396,7 @@ def _shut(connection: socket.socket) -> None:
 
 
 def _lists(header: str | None, tag: str) -> bool:
-    """Whether an If-None-Match header names `tag`."""
+    """Return whether an If-None-Match header names `tag`."""
     named = [tag_in_list.strip().removeprefix("W/") for tag_in_list in (header or "").split(",")]
     return tag in named or named == ["*"]
 

@@ -82,7 +82,7 @@ class Spool:
         check_space(self.directory, size, "Unpacking the compressed tensors", ELSEWHERE)
 
     def has_room(self, size: int) -> bool:
-        """Whether `size` bytes more fit."""
+        """Return whether `size` bytes more fit."""
         try:
             self.check_space(size)
         except FailedError:

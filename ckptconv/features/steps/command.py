@@ -108,7 +108,7 @@ def _sizes(step: StepSummary) -> Sequence[str]:
 
 
 def _said(step: StepSummary) -> Iterator[str]:
-    """Say whether a step is complete, and why not; and what reading its data tells."""
+    """Yield in words whether a step is complete, the reason if not, and the results of reading its data."""
     if step.damage:
         yield f"no: {step.damage}"
     elif step.whole and step.marked is False:

@@ -8,7 +8,7 @@ from ckptconv.options.option import Given, option
 
 
 class StepOptions(Given):
-    """Which step of a run is converted."""
+    """The step of a run to convert."""
 
     last_good: bool = option(
         FLAG, "INPUT is a run. Convert its last step that is whole and marked as complete.", group=TAKE

@@ -1,4 +1,4 @@
-"""What `steps` says of a run."""
+"""The report of `steps`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class StepSummary:
     """The name of its directory in the run; of a step of files, that of the file with the weights."""
 
     path: str
-    """Where it is."""
+    """The path or URL of the step."""
 
     number: int | None
     """The number in its name; null if it has none."""
@@ -30,19 +30,19 @@ class StepSummary:
     has changed either, and with --stats, nothing is NaN."""
 
     whole: bool | None
-    """Whether the bytes of every tensor are there, by its geometry; null if nothing that is read knows its format."""
+    """Whether the bytes of every tensor are there, by the step's geometry; null if its format is not supported."""
 
     why: str
-    """Why it is not whole, or not read; empty if it is."""
+    """The reason why the step is not whole, or was not read; empty if it is whole."""
 
     marked: bool | None
-    """Whether its markers say that it is complete; null if it has none."""
+    """Whether the step's markers say that it is complete; null if it has none."""
 
     marks: str
-    """The markers that say so; or what says that it is not complete."""
+    """The markers that say so, or the reason to believe that it is not complete."""
 
     files: int
-    """How many files it has."""
+    """Number of files of the step."""
 
     bytes: int
     """The sizes of its files, together."""
@@ -54,23 +54,23 @@ class StepSummary:
     """Bytes of the optimizer's states."""
 
     rest_bytes: int
-    """All other bytes of its files."""
+    """Bytes of all other contents of the step's files."""
 
     like: str
     """The step whose files have the same names and sizes, and that was opened in its place; empty if it was opened
     itself."""
 
     checked: int | None = None
-    """How many digests and checksums were compared, with --check; null if none were asked for."""
+    """Number of digests and checksums compared, with --check; null if none were asked for."""
 
     damage: str = ""
-    """What a digest or checksum says that has changed, with --check."""
+    """The error of a digest or checksum that does not match, with --check; empty if there is none."""
 
     nan: int | None = None
-    """How many values are NaN, with --stats; null if that was not asked for."""
+    """Number of NaN values, with --stats; null if that was not asked for."""
 
     inf: int | None = None
-    """How many values are infinite, with --stats."""
+    """Number of infinite values, with --stats."""
 
     norm: float | None = None
     """The norm of all finite weights together, with --stats."""
@@ -78,7 +78,7 @@ class StepSummary:
 
 @dataclass
 class RunSummary:
-    """What `steps` finds in the directory of a run."""
+    """The steps in the directory of a run, as `steps` reports them."""
 
     input: str
     """The run."""
@@ -99,13 +99,13 @@ class RunSummary:
     """Files and links that name a step: {name: step}; an empty step is not there."""
 
     beside: Mapping[str, str] = field(default_factory=dict)
-    """What has the number of a step, and does not count as one: {name: why}."""
+    """Entries with the number of a step that do not count as steps: {name: reason}."""
 
     warnings: Sequence[str] = ()
-    """What is cause for concern, each in a sentence."""
+    """Warnings, one sentence each."""
 
     seconds: float = 0.0
-    """How long it took."""
+    """Duration in seconds."""
 
 
 # Title, what prints it, the commands, the class of the fields; then: the fields stand beside `ok`, and what that means.

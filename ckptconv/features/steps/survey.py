@@ -1,4 +1,4 @@
-"""The call `survey`: what is known of each step of a run."""
+"""The call `survey`: the facts about each step of a run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def survey(
     progress: Progress | None = None,
     on_total: Callable[[int], object] | None = None,
 ) -> RunSummary:
-    """Return what is known of the steps of `run`, a path or URL. With `check`, all data is compared with digests and
+    """Return the facts about the steps of `run`, a path or URL. With `check`, all data is compared with digests and
     checksums; with `stats`, all values are read. Attacks are opened only if `inert`.
 
     Raise UsageError if it has no steps, FailedError if it cannot be read.

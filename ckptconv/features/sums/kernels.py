@@ -53,7 +53,7 @@ def _weighted_sum(kernel: WeightedSum, data: memoryview, out: memoryview) -> int
                     block += term
             if kernel.over != 1:
                 block /= kernel.over
-            # Which NaN comes out of arithmetic depends on the processor.
+            # The NaN that arithmetic gives depends on the processor.
             if math.isnan(block.sum()):
                 nan = np.isnan(block)
                 block[nan] = np.nan

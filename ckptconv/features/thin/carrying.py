@@ -1,4 +1,4 @@
-"""Does what was decided: each step is removed, or reduced, the oldest first.
+"""Carries out a plan: each step is removed, or reduced, the oldest first.
 
 `removal` sees to it that a step is at any time as it was, or as it is to be. A run that was killed is finished by the
 next one.
@@ -126,7 +126,8 @@ def _format_at(path: str) -> object:
 
 
 def expected_size(planned: Planned, options: Mapping[str, Any], stores: Mapping[str, Any]) -> int | None:
-    """Return about how many bytes are left of a step that is reduced. None for a delta: only comparing tells."""
+    """Return the approximate number of bytes left of a step that is reduced. None for a delta: only a comparison gives
+    it."""
     if planned.base:
         return None
     step = planned.judged.step
@@ -160,7 +161,7 @@ def _copy(home: Handle, path: str, reduced: Handle) -> None:
 
 
 def _write_delta(area: Area, judged: Judged, base: Judged, new: str, reaching: Mapping[str, Any]) -> None:
-    """Write what changes `base` into a step to the directory `new` in the area, with a virtual checkpoint of both, and
+    """Write a delta from `base` to a step to the directory `new` in the area, with a virtual checkpoint of both, and
     compare that with the step. Raise UnsupportedError if this program has no deltas."""
     diff, patch = (getattr(import_module("ckptconv"), name, None) for name in ("diff", "patch"))
     if not (diff and patch and DESCRIBING):
@@ -185,7 +186,7 @@ def _write_delta(area: Area, judged: Judged, base: Judged, new: str, reaching: M
 
 
 def _dated(place: Handle, when: float | None) -> None:
-    """Give the files in a directory the time of the step that they were made of: policies go by it."""
+    """Give the files in a directory the time of the step that they come from: policies go by it."""
     for name in place.names() if when is not None else ():
         if when is not None and stat.S_ISREG(place.stat(name).st_mode):
             os.utime(name, (when, when), dir_fd=place.fd, follow_symlinks=False)

@@ -133,7 +133,7 @@ def _report(run: str, thinning: Thinning, left: Mapping[str, int | None]) -> Thi
 
 
 def _warnings(thinning: Thinning) -> Iterator[str]:
-    """Yield how many steps are files, and what is to be said of the run, such as what an earlier run has left."""
+    """Yield a warning about steps that are files, and the warnings about the run."""
     from ckptconv.features.thin.planning import FILE
 
     files = sum(FILE in step.why for step in thinning.steps)

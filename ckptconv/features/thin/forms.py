@@ -34,7 +34,7 @@ def without_forms(known: Judged, goal: str, inert: bool) -> Judged:
         tensors = named(source, Options()).described.tensors
         every = named(sources_of(step, inert)[0], Options()).described.tensors
         dtype, *further = {tensor.dtype.name for tensor in tensors.values() if tensor.dtype.kind == "f"} or {"keep"}
-        # What is rounded twice may differ from what is rounded once.
+        # A value rounded twice may differ from one rounded once.
         is_wide = any(tensor.dtype.name == "float64" for tensor in every.values())
         exact = (dtype,) if is_wide else (dtype, "float32")
         if further or {*known.others} - {*files} or SHORT_DTYPES.get(goal, dtype) not in exact:

@@ -57,7 +57,7 @@ def best_of(
 
 
 def may_be_highest(metric: str) -> bool:
-    """Whether the name of a metric has a word, such as acc, of those that are better when they are higher."""
+    """Return whether the name of a metric has a word, such as acc, for values that are better when higher."""
     words = re.findall("[a-z0-9]+", metric.lower())
     return any(map(_HIGHER.fullmatch, words)) and not any(map(_LOWER.fullmatch, words))
 

@@ -1,4 +1,4 @@
-"""What becomes of each step of a run: by the policy, and by what holds a step anyway. Nothing is changed."""
+"""The plan for each step of a run: by the policy, and by other reasons to keep a step. It changes nothing."""
 
 from __future__ import annotations
 
@@ -55,8 +55,7 @@ class Planned(NamedTuple):
 
 
 class Thinning(NamedTuple):
-    """What is to be done with the steps of a run, the oldest first, and with what is beside them, as far as it was
-    named."""
+    """The plan for the steps of a run, the oldest first, and for the entries `beside` them that were named."""
 
     run: Run
     steps: tuple[Planned, ...]
@@ -84,7 +83,7 @@ def run_of(place: Location) -> Run:
 def planned(
     path: str, options: Mapping[str, Any], stores: Mapping[str, Any], inert: bool, progress: Counting | None = None
 ) -> Thinning:
-    """Return what `options`, those of `thin`, make of the steps of the run at `path`. Raise UsageError if they keep
+    """Return the plan of `options`, those of `thin`, for the steps of the run at `path`. Raise UsageError if they keep
     nothing."""
     run = run_of(Location(normalize(path), dict(stores)))
     every = judged(run, inert=inert, each=True)
@@ -144,7 +143,7 @@ def _reduced(known: Judged) -> Planned:
 
 
 def _is_kept(path: str, known: Judged) -> bool:
-    """Whether a step that is reduced keeps a file as it is."""
+    """Return whether the reduction of a step keeps a file unchanged."""
     above, _, name = path.rpartition("/")
     # In folders, formats describe the bytes of their tensors.
     may_describe = path in known.read and above != known.step.name
@@ -250,8 +249,8 @@ def held_steps(
 
 
 def _is_surely_step(step: Step, run: Run) -> bool:
-    """Whether more than a number in the name of a file tells that it is a step: vit_224.pt may be another model than
-    vit_384.pt."""
+    """Return whether more than a number in its name shows that a file is a step: vit_224.pt and vit_384.pt may be two
+    models."""
     stems = [stem(name) for name in step.names if step.is_files]
     tells = any(number_of(name) is not None for name in stems) or any(
         is_padded(stem(other.name)) for other in run.steps
@@ -290,7 +289,7 @@ def _reasons(
 
 
 def made_of(step: Step) -> tuple[str, ...] | None:
-    """Return the local directories outside of a step that virtual checkpoints in it are made of; None if that is not
+    """Return the local directories outside of a step from which virtual checkpoints in it read; None if that is not
     known."""
     own = f"{os.path.realpath(step.path)}/"
     roots = roots_of(map(step.at, step.files))
@@ -314,7 +313,8 @@ def roots_of(files: Iterable[Location]) -> tuple[str, ...] | None:
 
 
 def _strange(run: Run, step: Step) -> Iterator[str]:
-    """Yield what else than the files of one step, on the disk of the run, is in a step."""
+    """Yield the reasons not to touch a step: entries in it, on the disk of the run, other than the files of one
+    step."""
     directories = {path.rpartition("/")[0] for path in step.files}
     inner = {name for path in directories for name in path.split("/")[1:]}
     if any(name.startswith(".") for name in inner) or sum(number_of(name) is not None for name in inner) > 1:

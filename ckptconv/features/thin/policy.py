@@ -1,7 +1,7 @@
-"""Which steps of a run stay, by a policy as restic's `forget` has it. Pure: no file is looked at.
+"""A policy for the steps of a run to keep, after restic's `forget`. Pure: it looks at no file.
 
-A step stays if any rule keeps it. Rules count good steps only, the newest first. What is not good, or is held for
-another reason, stays whatever the rules say.
+A step stays if any rule keeps it. Rules count good steps only, the newest first. A step that is not good, or is held
+for another reason, stays whatever the rules say.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ class Candidate(NamedTuple):
 
 
 class Policy(NamedTuple):
-    """What is kept: the `last` good steps; those whose number `every` divides; the `best` steps, each with what
-    is said of it; those that are at most
-    `within` seconds older than the newest; and the last of each of so many hours, days and so on, by `periods`.
-    """
+    """Rules for steps to keep: the `last` good steps; steps whose number `every` divides; the `best` steps, each with a
+    reason; steps at most `within` seconds older than the newest; and the last step of each of so many hours, days and
+    so on, by `periods`."""
 
     last: int = 0
     every: int = 0

@@ -1,4 +1,4 @@
-"""What `thin` says of a run."""
+"""The report of `thin`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ThinnedStep:
 
 @dataclass
 class ThinReport:
-    """What `thin` does with a run, or would do."""
+    """The actions of `thin` on a run, or in a dry run the actions it would take."""
 
     input: str
     """The run."""
@@ -67,13 +67,13 @@ class ThinReport:
     """Steps of an interrupted run of thin that this run finished."""
 
     warnings: Sequence[str] = ()
-    """What is cause for concern, each in a sentence."""
+    """Warnings, one sentence each."""
 
     seconds: float = 0.0
-    """How long it took."""
+    """Duration in seconds."""
 
 
 # Title, what prints it, the commands, the class of the fields; then: the fields stand beside `ok`.
 COMMANDS = {"thin": ("thin", "The output of `thin --json`.", ("thin",), ThinReport, "")}
-# What the type of a field does not say.
+# Constraints that the type of a field does not show.
 MORE = {(ThinnedStep, "action"): {"enum": ["keep", "remove", "lessen"]}}

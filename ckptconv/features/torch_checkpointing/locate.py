@@ -25,7 +25,7 @@ from ckptconv.storage.location import Location
 FAMILY = model_files.TORCH
 GUESS = Guess(CERTAIN, "a torch_checkpointing step", "pt2safetensors {}", also=("dcp",))
 MANIFEST = STEP_MANIFEST
-# What is there when a step is complete.
+# Names in a complete step.
 MARKERS = (MANIFEST,)
 # The serializations of an item.
 TORCH, SAFETENSORS, JSON, RAW = (f"{kind}Serialization" for kind in ("Torch", "Safetensors", "Json", "Raw"))
@@ -57,7 +57,7 @@ class Item:
 
     @property
     def has_tensors(self) -> bool:
-        """Whether its files may hold tensors."""
+        """Whether the item's files may hold tensors."""
         return any(file.kind in (TORCH, SAFETENSORS) for file in self.files.values())
 
 
@@ -81,12 +81,12 @@ def sniff_below(probe: Probe) -> Guess | None:
 
 
 def holds_below(place: Location) -> bool:
-    """Whether there is a step in a directory, or below it."""
+    """Return whether a step is in a directory, or below it."""
     return locate(place) is not None
 
 
 def is_step(place: Location) -> bool:
-    """Whether a directory is a step: by its metadata, or by the names in it."""
+    """Return whether a directory is a step: by its metadata, or by the names in it."""
     names = place.names
     if (
         STEP_METADATA in names

@@ -67,7 +67,7 @@ class DescribedItem:
         return next((part for ranks, part in self.tensors.get(path, ()) if rank in ranks), None)
 
     def has_stages(self) -> bool:
-        """Whether some tensors are on ranks other than the first alone, as with pipeline stages."""
+        """Return whether the first rank lacks some tensors, as with pipeline stages."""
         return any(all(0 not in ranks for ranks, _ in groups) for groups in self.tensors.values())
 
     def ranks(self) -> set[int]:

@@ -108,7 +108,7 @@ def _nested(leaves: Mapping[Path, Any], name: str) -> Any:
 
 
 def _described(tensor: LazyTensor, rank_boxes: tuple[Box, ...], ranks: int) -> dict[str, Any]:
-    """Describe a tensor: cut along its first dimension for all ranks, of which the last may have nothing; or whole, on
+    """Describe a tensor: cut along its first dimension for all ranks, the last of which may have nothing; or whole, on
     the first rank."""
     is_cut = len(rank_boxes) > 1
     mesh = tuple(range(ranks if is_cut else 1))

@@ -63,7 +63,7 @@ _WHOLE = "checkpoint"
 
 
 def _is_replica(geometry: Geometry, world: int) -> bool:
-    """Whether each of `world` ranks has the whole tensor. The metadata says so of every plain tensor."""
+    """Return whether each of `world` ranks has the whole tensor. The metadata say it for every plain tensor."""
     if not isinstance(geometry, Distributed) or any(geometry.layout.placements):
         return False
     return len(geometry.layout.mesh.ranks) == world
@@ -193,7 +193,7 @@ class _Step:
         return [*weights, *(optimizers if wanted.states else ())]
 
     def _has_tensors(self, name: str) -> bool:
-        """Whether the first file of an item has tensors."""
+        """Return whether the first file of an item has tensors."""
         if self.described and name in self.described.items:
             return bool(self.described.items[name].tensors)
         file = self.items[name].files[min(self.items[name].files)]
@@ -273,7 +273,7 @@ class _Step:
         ranks.values.update(alone)
 
     def _is_whole(self, name: str) -> bool:
-        """Whether an item is the whole state of a rank, so that paths do not begin with its name."""
+        """Return whether an item is the whole state of a rank. Paths then do not begin with its name."""
         return name == _WHOLE and sum(item.has_tensors for item in self.items.values()) == 1
 
     def _value(self, file: ItemFile) -> Any:
@@ -349,7 +349,7 @@ class _Step:
         return placed
 
     def _of_stage(self, path: Path, piece: Piece, description: DescribedItem) -> bool:
-        """Whether a tensor is plain and not on rank 0: the metadata describes no such tensor."""
+        """Return whether a tensor is plain and not on rank 0: the metadata describe no such tensor."""
         is_of_stage = isinstance(piece, Whole) and text_path(path[1:]) not in description.tensors
         is_of_stage = is_of_stage and 0 not in self.files.ranks.pieces.get(path, ())
         if is_of_stage:

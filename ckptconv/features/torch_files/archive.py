@@ -40,8 +40,8 @@ class Member(NamedTuple):
 
 
 class _Record(NamedTuple):
-    """A member as it lies in the archive: the offset of its header, its size in bytes, of which the `known` first have
-    the CRC-32 `crc`. The others are a tensor's."""
+    """A member in the archive: the offset of its header, its size in bytes, the first `known` of which have the CRC-32
+    `crc`. The others are a tensor's."""
 
     name: str
     header: int

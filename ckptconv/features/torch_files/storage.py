@@ -79,7 +79,7 @@ def _repeats(view: Placed) -> Iterator[tuple[LazyTensor, LazyTensor]]:
 
 
 def _are_apart(views: Sequence[_Prepared]) -> bool:
-    """Whether no byte is in two views, or twice in one, as far as a cheap test can tell."""
+    """Return whether no byte is in two views, or twice in one, as far as a cheap test shows."""
     if not all(view.is_plain for view in views):
         return False
     distances = {view.dims[0][1] if len(view.dims) == 1 else 0 for view in views}
@@ -326,7 +326,7 @@ def _zeros(start: int, stop: int, limit: int) -> Iterator[Move]:
 
 
 def _uncovered(covered: Sequence[tuple[int, int]], start: int, stop: int) -> list[tuple[int, int]]:
-    """Return the parts of an interval that lie in none of `covered`, which is sorted and without overlaps."""
+    """Return the parts of an interval that are in none of `covered`, which is sorted and without overlaps."""
     index = max(bisect.bisect_right(covered, (start, math.inf)) - 1, 0)
     gaps = []
     while index < len(covered) and covered[index][0] < stop:

@@ -263,7 +263,7 @@ class TorchTree:
         return room, offset, strides
 
     def _composite(self, value: Composite) -> Call:
-        """Return the call that rebuilds a tensor made of several."""
+        """Return the call that rebuilds a composite tensor."""
         parts = value.parts
         if value.kind not in COMPOSITES:
             return _wrapper(value)

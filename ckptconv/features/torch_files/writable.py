@@ -151,7 +151,7 @@ _TENSOR_NAMES = frozenset(map(str, TENSORS))
 
 
 def _is_listed(node: Opaque) -> bool:
-    """Whether a call only converts its arguments to data."""
+    """Return whether a call only converts its arguments to data."""
     cls, args = node.cls, node.args
     if type(cls) is not Global or type(args) is not tuple or node.call not in ("reduce", "newobj") or node.kwargs:
         return False
@@ -171,7 +171,7 @@ def _is_listed(node: Opaque) -> bool:
 
 
 def _is_state(state: Any) -> bool:
-    """Whether setting this state changes nothing of an object but its values."""
+    """Return whether setting this state changes only the values of an object."""
     parts = state if type(state) is tuple else (state,)
     return not any(
         type(name) is str and name.startswith("__") for part in parts if isinstance(part, dict) for name in part
@@ -210,7 +210,7 @@ def plain_items(node: Any) -> dict[Any, Any] | None:
 
 
 def is_unlisted_kind(kind: str) -> bool:
-    """Whether the subclass of tensors with this full name is on no list."""
+    """Return whether the subclass of tensors with this full name is on no list."""
     return kind not in _TENSOR_NAMES
 
 

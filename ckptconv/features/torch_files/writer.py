@@ -306,7 +306,7 @@ _ATOMS = frozenset((int, bool, str, Global, PersistentId, type(None)))
 
 
 def _is_plain(value: Any, depth: int = 3) -> bool:
-    """Whether a call, or one of its arguments, has no part that may come again elsewhere or contain itself."""
+    """Return whether a call, or one of its arguments, has no part that may occur again elsewhere or contain itself."""
     kind = type(value)
     if kind in _ATOMS:
         return True

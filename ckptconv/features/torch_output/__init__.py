@@ -8,7 +8,7 @@ with its source, and `classes` says which classes of a report are not written ba
 from __future__ import annotations
 
 PAGES = ()
-# What it builds on.
+# The features that it builds on.
 NEEDS = ("torch_files", "unflattening")
-# How the names of its outputs end in the examples of pages.
+# The endings of the names of its outputs in the examples of pages.
 ENDINGS = (".pt",)

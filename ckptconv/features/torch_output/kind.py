@@ -12,6 +12,10 @@ _STATES = (
         "file, without --optimizer, and convert this file to .pt."
     ),
 )
+_KEY = (
+    _STATES[0],
+    "In Python, torch.save({KEY: ckptconv.load_state_dict(INPUT)}, OUTPUT) writes the weights under KEY.",
+)
 
 KIND = OutputKind(
     "weights",
@@ -19,6 +23,7 @@ KIND = OutputKind(
     {
         **ELSEWHERE,
         "states": _STATES,
+        "model_key": _KEY,
         **only("like partial fill", "safetensors, not to a file for torch.load"),
         **OF_MODELS,
         **OF_CODES,

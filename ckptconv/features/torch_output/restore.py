@@ -102,7 +102,7 @@ def _unlisted_kind(node: Any) -> str:
 
 
 def _has_unlisted(tree: Any) -> bool:
-    """Whether `tree` contains an object of a class that is not known to be data."""
+    """Return whether `tree` contains an object of a class that is not known to be data."""
     return any(_unlisted_kind(node) or writable.unlisted(node) for node in walk(tree))
 
 

@@ -90,7 +90,7 @@ class _UnknownError(Exception):
 
 
 def is_stored_in_parts(cls: str) -> bool:
-    """Whether tensors of the class with this full name are stored under torchao's names.
+    """Return whether tensors of the class with this full name are stored under torchao's names.
 
     >>> is_stored_in_parts("torchao.quantization.Int8Tensor"), is_stored_in_parts("torch.nn.Parameter")
     (True, False)

@@ -8,5 +8,5 @@ their entry in the table of kinds.
 from __future__ import annotations
 
 PAGES = ()
-# What it builds on.
+# The features that it builds on.
 NEEDS = ("optimizer_states", "torch_files", "trees")

@@ -11,7 +11,7 @@ _STATES = (
         "universal. A universal checkpoint gets its optimizer states from INPUT."
     ),
 )
-# What else changes nothing in a universal checkpoint depends on its source: see `resuming`.
+# Further options without effect on a universal checkpoint depend on its source: see `resuming`.
 KIND = OutputKind(
     "universal",
     "tree",

@@ -28,7 +28,7 @@ class UniversalOptions(Given):
 
 
 GIVEN = UniversalOptions
-# What people call it as a command.
+# Other words for it, as a command.
 OTHER_WORDS = {"convert --to universal": ("universal",)}
 # Options of DeepSpeed's ds_to_universal.py.
 OTHER_OPTIONS = {

@@ -24,7 +24,7 @@ FRESH = "Use --fresh-optimizer to start with zero moments instead."
 
 
 def needs_states(options: Options, asked: str) -> bool:
-    """Whether the optimizer's states of the checkpoint that was opened as `asked` are read, if there are any."""
+    """Return whether to read optimizer states, if any, of the checkpoint that was opened as `asked`."""
     return not UniversalOptions.of(options).fresh_optimizer
 
 

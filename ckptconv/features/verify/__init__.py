@@ -10,7 +10,7 @@ the output of a conversion before it is published. What other features add to it
 from __future__ import annotations
 
 PAGES = ()
-# What it builds on.
+# The features that it builds on.
 NEEDS = ("pairs", "regexes")
 # Advice about an output that does not agree with itself, and about a file that is not what it says.
 STALE = "The file belongs to another version of the output; convert again."

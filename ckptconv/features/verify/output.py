@@ -32,7 +32,7 @@ from ckptconv.tensors.lazy import LazyTensor, Stored
 from ckptconv.tensors.moves import File
 from ckptconv.text import brief, some
 
-# What says of an output that is missing how it is published: the module of `advice`.
+# The module whose `advice` says how to publish an output that is missing.
 UNPUBLISHED: tuple[str, ...] = (
     "ckptconv.features.parts.with_verify",
 )  # fmt: skip

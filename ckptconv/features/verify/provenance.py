@@ -294,7 +294,7 @@ def _members_of(heading: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_so(have: Any, want: Any) -> bool:
-    """Whether the value in a manifest is the wanted one. The place of a file may have changed since."""
+    """Return whether the value in a manifest equals the wanted one. The place of a file may have changed since."""
     if isinstance(want, Elsewhere):
         return isinstance(have, str)
     if isinstance(want, dict):
@@ -307,8 +307,8 @@ def _is_so(have: Any, want: Any) -> bool:
 
 
 def _may_be(source: Location, inputs: Mapping[str, Hashable], name: str, stated: Mapping[str, Any]) -> bool:
-    """Whether an input may be unchanged though its modification time differs: the time identifies only files without
-    checksums of their own. An input that was not read now may have been read then."""
+    """Return whether an input may be unchanged although its modification time differs: the time identifies only files
+    without checksums of their own. An input that was not read now may have been read then."""
     version = inputs.get(name)
     if version is None:
         entries = (place.join(name).entry for place in (source, source.parent))

@@ -25,16 +25,16 @@ class Verification(Shown):
     """The files of the output."""
 
     format: str
-    """What the source is, in words."""
+    """The format of the source, in words."""
 
     tensors: int
     """Names of the source that were looked up."""
 
     aliases: dict[str, str]
-    """Those of them that are stored under another name: {name: name that is stored}."""
+    """Names that are stored under another name: {name: name that is stored}."""
 
     structure_records: int
-    """How many structure records were compared."""
+    """Number of structure records that were compared."""
 
     bytes_compared: int
     """Bytes of the output's tensors; all are compared."""
@@ -43,7 +43,7 @@ class Verification(Shown):
     """Bytes read."""
 
     warnings: list[str]
-    """What may be wrong, each in a sentence."""
+    """Warnings, one sentence each."""
 
     options: dict[str, Any] = field(default_factory=dict)
     """The conversion's options that are not the default, as given or as the manifest says."""
@@ -61,8 +61,8 @@ class Verification(Shown):
     """The adapters that `ckptconv merge` merged into the source, as its manifest says."""
 
     notes: list[str] = field(default_factory=list)
-    """Which of the source's steps or checkpoints was compared, and why, and which parts of it the output does not have,
-    each in a sentence."""
+    """Notes on the choice among the source's steps or checkpoints, and on its parts that the output lacks, one sentence
+    each."""
 
     inert: bool = False
     """Whether the output has no tensor but in objects of classes known by name only: it is no model then."""
@@ -71,7 +71,7 @@ class Verification(Shown):
     """Whether the source has checksums of its own, which were not compared."""
 
     seconds: float = 0.0
-    """How long it took."""
+    """Duration in seconds."""
 
     peak_rss_bytes: int = 0
     """The most memory that the process had."""
@@ -96,7 +96,7 @@ class CheckedOutput(NamedTuple):
 
     @property
     def planned(self) -> Target:
-        """Where a conversion plans it."""
+        """The place and kind of the output, as a conversion plans it."""
         return Target(self.path, self.kind)
 
     @property

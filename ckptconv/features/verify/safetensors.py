@@ -21,8 +21,8 @@ from ckptconv.outputs.targets import MANIFEST, is_beside
 from ckptconv.result import OutputFile
 from ckptconv.storage.paths import basename
 
-# What compares companions: `with_copied` returns a source with those that an output has, and `compared` yields them and
-# their originals.
+# The module that compares companions: `with_copied` returns a source with those that an output has, and `compared`
+# yields them and their originals.
 COPIES: tuple[str, ...] = (
     "ckptconv.features.companions.with_verify",
 )  # fmt: skip

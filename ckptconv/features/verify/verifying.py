@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ckptconv.storage.progress import AnyProgress, Progress
 
 
-# What compares an output with the digests in its manifest, without a source: the module of `compared`.
+# The module whose `compared` compares an output with the digests in its manifest, without a source.
 ALONE: tuple[str, ...] = (
     "ckptconv.features.provenance.with_verify",
 )  # fmt: skip
@@ -79,7 +79,7 @@ def verify(
         >>> ckptconv.verify("model.pt", "model.safetensors").bytes_compared
         60
     """
-    source = source_of(source)
+    source = source_of(source, options)
     chosen = Options(**options)
     explicit = {name for name, value in options.items() if value not in (None, OPTIONS[name].kind.unset)}
     if chosen.to:
@@ -292,7 +292,7 @@ def _open(source: str | Source, targets: Sequence[CheckedOutput], options: Optio
 
 
 def _is_in(output: str, directory: str) -> bool:
-    """Whether `output` is `directory`, or a file in it."""
+    """Return whether `output` is `directory`, or a file in it."""
     return resolved_name(directory) in (resolved_name(output), resolved_name(dirname(output)))
 
 

@@ -61,7 +61,7 @@ def sniff(probe: Probe) -> Guess | None:
 
 
 def is_one(path: str, head: bytes) -> bool:
-    """Whether a file that begins with `head` is a description, or has the name of one."""
+    """Return whether a file that begins with `head` is a description, or has the name of one."""
     return path.endswith(SUFFIX) or head.startswith(BEGINNING)
 
 

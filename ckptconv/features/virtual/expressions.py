@@ -302,7 +302,7 @@ class Decoder:
 
 
 def _reaches(tensor: Tiled) -> bool:
-    """Whether the parts have all that is needed of them."""
+    """Return whether the parts have all elements that the expression needs."""
     stops = [start + extent for start, extent in zip(tensor.starts, tensor.shape, strict=True)]
     # The last of a dimension may need fewer elements than the others do.
     return all(

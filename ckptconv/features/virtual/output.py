@@ -28,5 +28,5 @@ def plan(source: Source, target: Target, options: Options) -> Output:
 
 
 def is_ours(reader: Reader) -> bool:
-    """Whether this program wrote the file, as its form shows."""
+    """Return whether this program wrote the file, judged by its form."""
     return reader.read_at(0, min(reader.file.size, len(description.BEGINNING))) == description.BEGINNING

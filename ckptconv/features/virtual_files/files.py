@@ -202,7 +202,7 @@ def _reopened(path: str, options: dict[str, Any], version: str) -> VirtualFiles:
 
 
 def _asks_for_no_more(options: Options) -> bool:
-    """Whether the `options` leave a virtual checkpoint as it is: none but those of how to work is given."""
+    """Return whether the `options` leave a virtual checkpoint unchanged: all that are set concern the run alone."""
     return all(OPTIONS[name].group == RUNNING for name in OPTIONS if is_set(name, options))
 
 

@@ -6,5 +6,5 @@ In: vLLM's description of a model. Out: pairs of name and torch tensor, as `ckpt
 from __future__ import annotations
 
 PAGES = ("vllm.md",)
-# What it builds on.
+# The features that it builds on.
 NEEDS = ("arrays",)

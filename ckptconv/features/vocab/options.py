@@ -33,6 +33,6 @@ class VocabularyOptions(Given):
 
 
 GIVEN = VocabularyOptions
-# What people call it, as commands and as options.
+# Other words for it, as commands and as options.
 OTHER_WORDS = {"convert --vocab N": ("resize", "resize-vocab", "resize-embeddings")}
 OTHER_OPTIONS = {"--vocab-size --true-vocab-size": "Use --vocab N."}

@@ -242,6 +242,6 @@ def _dtype(name: Any, where: str) -> DType:
 
 
 def _is_zero(fill: Any) -> bool:
-    """Whether a value is zero: a number, or the parts of a complex one."""
+    """Return whether a value is zero: a number, or the parts of a complex one."""
     parts = fill if isinstance(fill, list) and len(fill) == 2 else [fill]
     return all(type(part) in (bool, int, float) and str(part) in ("False", "0", "0.0") for part in parts)

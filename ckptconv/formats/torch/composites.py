@@ -1,4 +1,4 @@
-"""Makes `Composite`s of tensors that consist of several, or have no data: quantized, sparse, nested, of a wrapper
+"""Builds `Composite`s for tensors that consist of several, or have no data: quantized, sparse, nested, of a wrapper
 subclass, on the meta device. The names and argument lists come from `torch/_utils.py` and `torch/_tensor.py`."""
 
 from __future__ import annotations

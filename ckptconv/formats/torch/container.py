@@ -47,7 +47,7 @@ class Taken(NamedTuple):
 
 
 def is_stream(head: bytes) -> bool:
-    """Whether a file that begins with `head` (STREAM_HEAD bytes) is in the stream format."""
+    """Return whether a file that begins with `head` (STREAM_HEAD bytes) is in the stream format."""
     return any(magic in head[:STREAM_HEAD] for magic in _MAGICS)
 
 
@@ -57,7 +57,7 @@ def first_identity() -> int:
 
 
 def is_pickle(data: bytes, where: str, *, or_begins: bool = False) -> bool:
-    """Whether `data` begins with a complete pickle; with `or_begins`, also with the beginning of a longer one.
+    """Return whether `data` begins with a complete pickle; with `or_begins`, also with the beginning of a longer one.
 
     `where` names it in errors. Raise UnsafeError for an attack.
     """
@@ -73,7 +73,7 @@ def is_pickle(data: bytes, where: str, *, or_begins: bool = False) -> bool:
 
 
 def begins_as_pickle(head: bytes) -> bool:
-    """Whether a file that begins with `head` is a pickle of protocol 0 or 1."""
+    """Return whether a file that begins with `head` is a pickle of protocol 0 or 1."""
     return re.match(_PICKLE_BEGINS, head) is not None
 
 

@@ -15,15 +15,15 @@ from ckptconv.storage import LOCAL_SIGNATURE
 from ckptconv.storage.location import Location
 from ckptconv.storage.reading import Reader
 
-# Containers of torch.save besides zip archives, as they are called in messages, and when it writes them.
+# Containers of torch.save other than zip archives: their names in messages, and the releases that write them.
 TAR, STREAM = "tar archive", "stream"
 _WRITTEN = {TAR: "before 0.1.10", STREAM: "before 1.6, or with _use_new_zipfile_serialization=False"}
-# The module that reads each of them: `read` returns what is in one.
+# The module that reads each container: its `read` returns the content.
 CONTAINERS: dict[str, str] = {
     TAR: "ckptconv.features.tar.read",
     STREAM: "ckptconv.features.torch_stream.read",
 }
-# The module that takes state dicts out of modules that were pickled as a whole: `taken` returns what is left.
+# The module that takes state dicts out of modules that were pickled as a whole: its `taken` returns the result.
 MODULES: tuple[str, ...] = (
     "ckptconv.features.modules.whole",
 )  # fmt: skip

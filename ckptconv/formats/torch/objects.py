@@ -252,8 +252,8 @@ _MULTIARRAY = ("numpy.core.multiarray", "numpy._core.multiarray")
 
 
 def _later(module: str, function: str, *first: Any) -> Callable[..., Any]:
-    """Return what calls a function of a module beside this one, with arguments before the others. It is imported at the
-    call: for values of numpy, for tensors that consist of several, and for those that few pickles have."""
+    """Return a function that imports `module` next to this one at its call, and calls `function` there with some
+    arguments before the others: for values of numpy, for composite tensors, and for those that few pickles have."""
     return lambda *args: getattr(import_module(f"ckptconv.formats.torch.{module}"), function)(*first, *args)
 
 
@@ -370,7 +370,7 @@ def vocabulary(storage: Callable[[Any], Any]) -> Vocabulary:
 
 @functools.cache
 def without_tensors() -> Vocabulary:
-    """Return the vocabulary for pickles of which only names and calls matter. It rebuilds no tensors."""
+    """Return the vocabulary for pickles whose names and calls alone matter. It rebuilds no tensors."""
     words = vocabulary(lambda pid: None)
     constructors = {
         name: constructor

@@ -158,8 +158,7 @@ class FirstDtypes:
         self._codes = bytearray(count)
 
     def agrees(self, number: int, dtype: DType) -> bool:
-        """Whether this is the first reference to the storage `number`, which is remembered, or `dtype` is that of the
-        first."""
+        """Return whether `dtype` is that of the first reference to storage `number`, which is remembered."""
         code = self._CODES[dtype.name]
         if not self._codes[number]:
             self._codes[number] = code

@@ -40,7 +40,7 @@ def resolved(tensor: LazyTensor, metadata: Any) -> LazyTensor:
 
 
 def rebuild_tensor_v3(tensors: Tensors, args: tuple[Any, ...]) -> Any:
-    """Take the arguments of _rebuild_tensor_v2, and the dtype, which the storage does not tell."""
+    """Take the arguments of _rebuild_tensor_v2, and the dtype, which the storage does not record."""
     check_arguments(args, "_rebuild_tensor_v3", 7, 8)
     storage, offset, size, stride, requires_grad, _hooks, dtype, *metadata = args
     return tensors.view(storage, offset, size, stride, requires_grad, _dtype_of(dtype), *metadata)

@@ -119,7 +119,7 @@ class Storages:
         return Storages(self._archive, self._swapped, folder)
 
     def _agrees(self, row: int, wanted: StorageId) -> bool:
-        """Whether torch.load gives this storage this dtype. It creates an empty storage anew each time."""
+        """Return whether torch.load gives this storage this dtype. It creates a new empty storage each time."""
         return self._dtypes is None or not wanted.numel or self._dtypes.agrees(row, wanted.dtype)
 
     def resolve(self, pid: Any) -> Storage:

@@ -39,7 +39,7 @@ def hidden(name: str) -> str:
 
 
 def is_sibling(name: str, prefix: str) -> bool:
-    """Whether this program gives `name` to hidden siblings with the prefix `prefix`."""
+    """Return whether this program gives `name` to hidden siblings with the prefix `prefix`."""
     return name.startswith(prefix) and _ENDING.fullmatch(name, len(prefix)) is not None
 
 

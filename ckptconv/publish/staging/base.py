@@ -95,7 +95,7 @@ class Staging:
             return result._replace(digests=digests_of(reader.read_at, size, ranges, digest))
 
     def check(self, name: str, size: int, progress: Callable[[int], object] | None = None) -> bool:
-        """Read a finished file again; whether it still has the checksums of its record. If not, remove the record.
+        """Read a finished file again; return whether it has the checksums of its record. If not, remove the record.
 
         `progress` is called with the bytes read since the last call.
         """
@@ -110,7 +110,7 @@ class Staging:
     def _has_checksums(
         self, name: str, record: Mapping[str, Any], progress: Callable[[int], object] | None = None
     ) -> bool:
-        """Whether the file `name` matches the checksums that its record `record` contains."""
+        """Return whether the file `name` matches the checksums in its `record`."""
         with self._reading(name, record) as reader:
             for start, length, crc, _ in record["spans"]:
                 if crc is not None and _digest(reader, start, length) != crc:
@@ -224,7 +224,7 @@ class Staging:
 
 
 def may_go_on(error: BaseException) -> bool:
-    """Whether the same command is likely to succeed when run again, so that the finished files are useful then."""
+    """Return whether the same command is likely to succeed when run again, and can then reuse the finished files."""
     if isinstance(error, FailedError):
         busy = isinstance(error, (BusyError, ForeignError))
         return not busy and getattr(error.__cause__, "errno", None) not in _FULL

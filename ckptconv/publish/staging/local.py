@@ -478,5 +478,5 @@ class LocalStaging(Staging):
 
 
 def _is_same(now: os.stat_result, entry: Mapping[str, Any]) -> bool:
-    """Whether a file under a final name is the one of the record `entry`, not another of the same size."""
+    """Return whether a file under a final name is the one of the record `entry`, not another of the same size."""
     return bool(now.st_mtime_ns == entry["mtime"] and now.st_ino == entry["inode"])

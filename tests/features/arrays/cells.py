@@ -12,6 +12,7 @@ from checkpoints import assert_same
 from features.arrays.reading import assert_reads
 
 import ckptconv
+from ckptconv.features.arrays.loading_options import LOADING
 
 # What opens a checkpoint, and what loads its state.
 READER = ckptconv.open
@@ -59,8 +60,14 @@ MISSPELT = [
 # Options of other programs, and the advice.
 ADVISED = [
     ("open", "step", "Give the directory of the step; for a DeepSpeed run, use tag TAG."),
+    ("open", "map_location", "Use device."),
+    ("load_state_dict", "map_location", "Use device."),
     # Advice that names what the call does not have is none.
-    ("open", "num_workers", "Use the option names of the command line, with underscores."),
+    (
+        "load_state_dict",
+        "num_workers",
+        f"load_state_dict has {', '.join(sorted(['device', 'path', *LOADING]))}.",
+    ),
 ]
 WRONG_VALUES: list[tuple[str, str, Any]] = [
     ("open", "inert", 1),

@@ -134,6 +134,9 @@ def test_what_cannot_be_read_by_slices_is_refused(plain: Path) -> None:
         for key in keys:
             with pytest.raises(UsageError, match="'w' cannot be"):
                 ck["w"][key]
+        with pytest.raises(UsageError) as listed:
+            ck["w"][[0, 1]]
+        assert listed.value.hint == "Read each of these: [tensor[index] for index in [0, 1]]."
         for key in beyond:
             with pytest.raises(IndexError) as caught:
                 ck["w"][key]
@@ -219,6 +222,23 @@ def test_the_tree_is_nested_as_it_was_saved(tmp_path: Path) -> None:
         assert ck.tree["model"]["l"][0].torch().tolist() == [1, 1]
         assert list(ck.tree["model"]["l"][1]) == [1, None]
         assert ck.tree["model"]["w"].name == "model.w"
+        assert ("model" in ck.tree, "w" in ck.tree, ck.tree.get("w", 3)) == (True, False, 3)
+        with pytest.raises(
+            KeyError, match=r"has no key 'model_state_dict' at the top\. Did you mean 'model'"
+        ) as caught:
+            ck.tree["model_state_dict"]
+        assert isinstance(caught.value, UsageError)
+        with pytest.raises(UsageError, match=r"has no key 'v' under 'model'\. The keys are 'w', 'l'"):
+            ck.tree["model"]["v"]
+        with pytest.raises(IndexError, match=r"Index 2 is out of range: 'model\.l' has 2 items"):
+            ck.tree["model"]["l"][2]
+        assert ck.tree["model"]["l"][-2].name == "model.l.0"
+    torch.save({"state": {0: torch.ones(1)}, "a": {"b.c": 1}}, tmp_path / "y.pt")
+    with ckptconv.open(tmp_path / "y.pt") as ck:
+        with pytest.raises(UsageError, match=r"Did you mean 0\?"):
+            ck.tree["state"]["0"]
+        with pytest.raises(UsageError, match=r"The names that begin with b\. are 'b\.c'"):
+            ck.tree["a"]["b"]
     with ckptconv.open(tmp_path / "x.pt", key="model") as ck:
         assert list(ck) == ["w", "l.0"]
         assert list(ck.tree) == ["w", "l"]
@@ -229,6 +249,15 @@ def test_convert_and_verify_take_it(tmp_path: Path) -> None:
     with ckptconv.open(ZERO / Z3) as ck:
         ckptconv.convert(ck, tmp_path / "x.safetensors", fsync=False)
         assert ckptconv.verify(ck, tmp_path / "x.safetensors").tensors
+
+
+def test_an_option_that_comes_after_the_opening_is_refused(tmp_path: Path, plain: Path) -> None:
+    with ckptconv.open(plain) as ck:
+        for option, value in (("tag", "x"), ("exclude_frozen_parameters", True), ("raw", True), ("family", "dcp")):
+            with pytest.raises(UsageError, match=f"^{option} decides how a checkpoint is opened") as caught:
+                ckptconv.convert(ck, tmp_path / "late.safetensors", **{option: value})
+            assert caught.value.hint == "Give its path instead."
+    assert not (tmp_path / "late.safetensors").exists()
 
 
 # --------------------------------------------------------------------------------------------------- one memory for all
@@ -486,20 +515,37 @@ def test_dask_takes_a_tensor_for_an_array(lazy: ckptconv.Checkpoint) -> None:
 
 def test_an_option_of_convert_is_refused_with_what_to_do_instead(tmp_path: Path) -> None:
     for call, option, advice in (
-        (ckptconv.open, "strip_prefix", "{name.removeprefix('module.'): ck.get_tensor(name) for name in ck}"),
-        (ckptconv.open, "rename", "{name.removeprefix('module.'): ck.get_tensor(name) for name in ck}"),
-        (ckptconv.open, "include", "ck.get_tensors(name for name in ck if name.endswith('.bias'))"),
-        (ckptconv.open, "dtype", "ck[name].to('bf16')"),
-        (ckptconv.load_state_dict, "strip_prefix", "for key, tensor in state.items()}"),
-        (ckptconv.load_state_dict, "include", "ck.get_tensors(name for name in ck if name.endswith('.bias'))"),
+        (ckptconv.open, "strip_prefix", "{name.removeprefix('x'): ck.get_tensor(name) for name in ck}"),
+        (ckptconv.open, "rename", "{re.sub(REGEX, REPLACEMENT, name): ck.get_tensor(name) for name in ck}"),
+        (ckptconv.open, "include", "ck.get_tensors(fnmatch.filter(ck, 'x'))"),
+        (ckptconv.open, "exclude", "ck.get_tensors(n for n in ck if not fnmatch.fnmatchcase(n, 'x'))"),
+        (ckptconv.open, "dtype", "ck[name].to('x')"),
+        (
+            ckptconv.load_state_dict,
+            "strip_prefix",
+            "{name.removeprefix('x'): tensor for name, tensor in state.items()}",
+        ),
+        (ckptconv.load_state_dict, "include", "ck.get_tensors(fnmatch.filter(ck, 'x'))"),
         *([(ckptconv.load_state_dict, "inert", "ckptconv.open(PATH, inert=True)")] if "inert" in OPTIONS else []),
     ):
         with pytest.raises(UsageError, match=f"has no option {option}, unlike convert") as caught:
             call(tmp_path / "x.pt", **{option: "x"})
         assert advice in caught.value.hint
-        assert "its options are alone, " in caught.value.message
+        assert " has alone, " in caught.value.message
     with pytest.raises(UsageError, match="There is no option 'zzz'"):
         ckptconv.open(tmp_path / "x.pt", zzz=1)  # type: ignore[call-overload]
+
+
+def test_what_get_tensor_does_not_take_is_met_with_what_does(plain: Path) -> None:
+    with ckptconv.open(plain) as ck:
+        for option, value, advice in (("dtype", "fp16", "ck[name].to('fp16')"), ("device", "cpu", "torch(device=...)")):
+            with pytest.raises(UsageError) as caught:
+                ck.get_tensor("w", **{option: value})
+            assert advice in caught.value.hint
+        assert ck["w"].to("fp16").torch().dtype == torch.float16
+        for device in ("cpu", "cuda:1", torch.device("cpu")):
+            with pytest.raises(UsageError, match=r"is a device, and to\(\) casts. torch\(device=...\) reads it to one"):
+                ck["w"].to(device)
 
 
 def test_names_of_tensors_are_a_list(tmp_path: Path) -> None:

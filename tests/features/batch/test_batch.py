@@ -231,7 +231,7 @@ def test_templates_name_files_and_directories(place: Path) -> None:
         (["r1/model.pt", "r1/model.bin", "r2/model.pt"], "'{parent}-{name}.safetensors'."),
         (
             ["a/r/model.pt", "b/r/model.pt"],
-            "'{number}-{stem}.safetensors'. {number} is the place in the command: when ",
+            "'{number}-{stem}.safetensors'. {number} is the position in the command: if ",
         ),
         (["r1/step/", "r2/step/"], "'{parent}-{stem}'."),
         (["r1/step/", "r2/step/", "r1/step.pt"], "'{parent}-{name}'."),

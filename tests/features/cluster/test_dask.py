@@ -102,5 +102,5 @@ def test_without_dask_it_says_what_to_install(model: Path, tmp_path: Path, monke
 @pytest.mark.skipif("part" not in OPTIONS, reason="there are no parts")
 def test_a_part_is_not_spread(model: Path, tmp_path: Path) -> None:
     run = ckptconv_here("pt2safetensors", model, tmp_path / "out", "--part", "0/2", "--dask", "tcp://127.0.0.1:1")
-    run.refused(2, "--part and --dask are two ways to spread the work")
+    run.refused(2, "--part and --dask both distribute the work")
     assert not (tmp_path / "out").exists()

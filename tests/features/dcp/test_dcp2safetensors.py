@@ -258,7 +258,7 @@ def test_a_checkpoint_is_not_converted_into_its_own_directory(
 ) -> None:
     step = shutil.copytree(checkpoint_of("fsdp2_w2_nested"), tmp_path / "step-8")
     before = {path.name: path.read_bytes() for path in step.iterdir()}
-    ckptconv_here("convert", step / name, step, *options).refused(2, f"{step} holds .metadata", "does not exist yet")
+    ckptconv_here("convert", step / name, step, *options).refused(2, f"{step} contains .metadata", "does not exist yet")
     assert {path.name: path.read_bytes() for path in step.iterdir()} == before
 
 

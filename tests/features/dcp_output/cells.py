@@ -131,6 +131,6 @@ def with_manifest(source: Path, here: Path) -> Path:
 
 OTHER_OPTIONS = {
     "--reset-optimizer": "--to dcp writes optimizer states only with --states",
-    "--world-size": "--chunks N cuts their tensors for N",
+    "--world-size": "--chunks N splits their tensors for N",
     "--load-dir": "Name INPUT first, then OUTPUT",
 }

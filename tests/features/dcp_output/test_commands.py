@@ -72,7 +72,7 @@ def test_options_of_another_kind_are_said_which_kind_they_are_for() -> None:
         ckptconv_here(*words, "--to", "dcp", "--zero-stage", "3").refused(2, "--to universal")
     ckptconv_here(*words, "--to", "safetensors", "--chunks", "3").refused(2, "--to dcp")
     Path("m.pt").touch()
-    ckptconv_here("verify", "m.safetensors", "m.pt", "--to", "dcp").refused(2, "m.pt is the name of a file")
+    ckptconv_here("verify", "m.safetensors", "m.pt", "--to", "dcp").refused(2, "m.pt is a file name")
     ckptconv_here("pt2safetensors", "m.pt", "x", "--to", "dcp").refused(2, "ckptconv convert has --to")
 
 

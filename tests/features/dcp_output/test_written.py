@@ -598,7 +598,8 @@ def test_settings_by_parameter_are_kept_by_the_option_that_a_note_names(tmp_path
     flat = made(NESTED, tmp_path / "flat", "--states", NESTED, "--flat-optimizer", "--model-key", "model")
     weights = tmp_path / "m.safetensors"
     ckptconv.convert(flat, weights)
-    note = f"{flat} has the optimizer's settings by parameter, as torchtitan loads them, and the output by group: "
+    note = f"{flat} stores the optimizer settings by parameter, as torchtitan loads them; the output stores "
+    note += "them by group: "
     for source in (flat, weights):
         words = ("convert", source, tmp_path / "out", "--to", "dcp", "--states", flat, "--dry-run")
         assert f"{note}--flat-optimizer keeps them" in done(ckptconv_here(*words)).out

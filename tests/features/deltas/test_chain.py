@@ -139,7 +139,7 @@ def test_an_overwritten_source_larger_than_any_is_refused(tmp_path: Path) -> Non
     packed["size"] = 1 << 40
     whole.write_text(json.dumps(told))
     for offer in of_features("OFFERING"):
-        with pytest.raises(ckptconv.CorruptError, match="has the size"):
+        with pytest.raises(ckptconv.CorruptError, match="has the invalid size"):
             offer(whole)
 
 

@@ -18,7 +18,7 @@ OF_ONE = ("--depfile=d",)
 WHOLE = ("pt2safetensors model.pt out.safetensors --depfile",)
 SAID = [
     ("pt2safetensors model.pt --manifest x --depfile x", 2, "both specify x"),
-    ("convert model.pt x --skip-existing", 2, "--no-clobber never replaces an output; --depfile serves make."),
+    ("convert model.pt x --skip-existing", 2, "--no-clobber replaces nothing; --depfile lets make skip."),
 ]
 # What others make, by command.
 _MAKING = {

@@ -783,9 +783,7 @@ def test_an_option_that_only_convert_has_is_refused_by_name(tmp_path: Path) -> N
         ("rename", ""),
         ("dtype", "In inspect, this option is as_: as_='bf16' shows the output of a cast."),
     ):
-        with pytest.raises(
-            UsageError, match=f"inspect has no option {name}, unlike convert; its options are "
-        ) as caught:
+        with pytest.raises(UsageError, match=f"inspect has no option {name}, unlike convert; inspect has ") as caught:
             library.inspect(tmp_path / "x.pt", **{name: "a=b"})
         assert " stats, " in caught.value.message
         assert caught.value.hint == hint

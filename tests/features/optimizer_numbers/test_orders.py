@@ -19,6 +19,7 @@ from reading import states_of
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from ckptconv import UsageError, convert
 from ckptconv.features.optimizer_numbers import orders
 from ckptconv.options.table import OPTIONS
 from ckptconv.outputs.kinds import FURTHER
@@ -201,6 +202,8 @@ def test_an_order_that_does_not_fit_is_refused(text: str, code: int, words: str,
     (tmp_path / "order").write_text(text)
     run = ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "s", "--order", tmp_path / "order")
     run.refused(code, words)
+    with pytest.raises(UsageError, match=r"is no path of a file.*Write the names to a file with json\.dump"):
+        convert(tmp_path / "t.pt", optimizer=tmp_path / "s", order=[["a"], ["b"]])  # type: ignore[arg-type]
     missing = ["--order", tmp_path / "no"]
     ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "s", *missing).refused(2, "does not exist")
     run = ckptconv_here("convert", tmp_path / "t.pt", tmp_path / "w.safetensors", "--order", tmp_path / "t.pt")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import functools
 import subprocess
@@ -58,10 +59,69 @@ def test_a_path_and_a_state_dict_are_not_taken_for_each_other(tmp_path: Path) ->
         with pytest.raises(UsageError) as caught:
             call(state)
         assert caught.value.hint == "ckptconv.save_state_dict(STATE, PATH) writes a state dict."
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError) as caught:
         ckptconv.save_state_dict("x.safetensors", state)  # type: ignore[arg-type]
+    assert caught.value.hint == "The state comes first: save_state_dict(STATE, PATH)."
     with pytest.raises(UsageError, match=r"'x.pt' is not a state dict.*convert\(INPUT, OUTPUT\)"):
         ckptconv.save_state_dict("x.pt", tmp_path / "x.safetensors")
+
+
+def test_objects_with_a_state_dict_are_saved_as_that(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    live = {"model": model, "optimizers": [optimizer], "schedules": (schedule,)}
+    report = ckptconv.save_state_dict(live, tmp_path / "x.safetensors", fsync=False)
+    (note,) = report.notes
+    assert note.startswith("The state holds 3 objects of torch.nn.modules.linear.Linear, torch.optim.adamw.AdamW, ")
+    assert note.endswith(": the output has the result of state_dict().")
+    loaded = state_in(tmp_path / "x.safetensors")
+    states = {
+        "model": model.state_dict(),
+        "optimizers": [optimizer.state_dict()],
+        "schedules": (schedule.state_dict(),),
+    }
+    assert_same(states, loaded)
+    optimizer.load_state_dict(loaded["optimizers"][0])
+    ckptconv.save_state_dict(model, tmp_path / "m.safetensors", fsync=False)
+    model.load_state_dict(state_in(tmp_path / "m.safetensors"))
+    with pytest.warns(UserWarning, match="load_state_dict does not make again, with tensors inside: torch.nn.modules"):
+        raw = ckptconv.save_state_dict(model, tmp_path / "r.safetensors", raw=True, fsync=False)
+    assert raw.opaque == ["torch.nn.modules.linear.Linear"]
+    assert "(torch.nn.modules.linear.Linear)" in raw.warnings[1].replace("'", "")
+
+
+class Averaged:
+    """An object with a tensor, and no state dict."""
+
+    def __init__(self) -> None:
+        self.shadow = torch.ones(2)
+
+
+class Unsaved:
+    """An object whose state dict is `given`."""
+
+    def __init__(self, given: Any) -> None:
+        self.given = given
+
+    def state_dict(self) -> Any:
+        return self.given()
+
+
+def test_tensors_in_objects_that_do_not_come_back_are_warned_of(tmp_path: Path) -> None:
+    state = {"w": torch.ones(1), "ema": Averaged(), "args": argparse.Namespace(lr=1)}
+    with pytest.warns(UserWarning, match=r"with tensors inside: .*test_saving.Averaged\. Save these tensors") as caught:
+        report = ckptconv.save_state_dict(state, tmp_path / "x.safetensors", fsync=False)
+    assert [warning.filename for warning in caught] == [__file__]
+    assert report.warnings == [str(caught[0].message)]
+    assert set(report.opaque) == {f"{__name__}.Averaged", "argparse.Namespace"}
+    with pytest.raises(UsageError, match=r"method Module.state_dict, not its result.*Call it: state_dict\(\)"):
+        ckptconv.save_state_dict({"a": torch.nn.Linear(2, 2).state_dict}, tmp_path / "y.safetensors")
+    for given, problem in ((lambda: 3, "returned a int"), (lambda: 1 / 0, "failed: ZeroDivisionError")):
+        with pytest.raises(UsageError, match=rf"Unsaved, whose state_dict\(\) {problem}"):
+            ckptconv.save_state_dict({"a": Unsaved(given)}, tmp_path / "y.safetensors")
 
 
 def test_a_model_with_tied_weights_is_stored_once(tmp_path: Path) -> None:

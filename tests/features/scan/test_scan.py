@@ -731,3 +731,10 @@ def test_words_that_lead_to_a_report(tmp_path: Path) -> None:
         assert "searched" not in ckptconv_here("inspect", option, tmp_path).refused(2, "There is no option")
     assert ckptconv_here("scan", "--sarif", report, tmp_path).code == 0
     assert report.exists()
+
+
+def test_paths_may_be_in_a_list(tmp_path: Path) -> None:
+    paths = [tmp_path / "a", tmp_path / "b"]
+    for path in paths:
+        torch.save({"w": torch.ones(1)}, path)
+    assert ckptconv.scan(paths).files == ckptconv.scan(*paths).files  # type: ignore[arg-type]

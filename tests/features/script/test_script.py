@@ -657,7 +657,7 @@ def change(where: str, value: object) -> Callable[[dict[str, Any]], None]:
         ("tensors.0.offset", "-1", CorruptError, "offset"),
         ("tensors.0.dims", ["3", "2"], CorruptError, "extends beyond"),
         ("tensors.0.dims", ["2"], CorruptError, "1 dimensions and 2 strides"),
-        ("tensors.0.strides", ["-2", "1"], CorruptError, "counts"),
+        ("tensors.0.strides", ["-2", "1"], CorruptError, "non-negative integers"),
         ("tensors.0.dims", ["9" * 19, "2"], CorruptError, "64-bit"),
         ("tensors.0.dims", "2", CorruptError, "a list was expected"),
         ("tensors.0.dims", ["0x2", "2"], CorruptError, "64-bit"),

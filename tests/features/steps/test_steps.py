@@ -95,8 +95,9 @@ def test_the_last_good_step_is_named_where_another_is_the_reason_of_the_error(tm
     good = f"The last good step of the run is {run / 'checkpoint-20'}"
     output = tmp_path / "out.safetensors"
     # Of the directory above, the advice to name the run would lead to the torn step.
-    said = ckptconv_here("convert", tmp_path / "run", output).refused(2, f"{good}. To convert it, use convert")
-    assert "Give the checkpoint in it" not in said
+    run_above = ckptconv_here("convert", tmp_path / "run", output)
+    said = run_above.refused(2, f"{good}. To convert it, use convert --last-good.")
+    assert "Give the checkpoint in" not in said
     done(ckptconv_here("convert", "--last-good", tmp_path / "run", output))
     # A step that the user named is no run, of which the option could take another.
     said = ckptconv_here("convert", torn, output).refused(4, f"{good}. ")

@@ -211,7 +211,7 @@ def test_a_final_export_is_read_once(tmp_path: Path) -> None:
     (tmp_path / "export" / "model.safetensors.index.json").write_text(json.dumps(index))
     source = open_source(tmp_path / "export")
     assert source.family == "safetensors"
-    assert list(source.inputs) == ["model-00001-of-00001.safetensors"]
+    assert {*source.inputs} == {"model-00001-of-00001.safetensors", "model.safetensors.index.json"}
 
 
 def manifest(step: Path) -> Path:

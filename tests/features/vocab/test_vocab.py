@@ -84,7 +84,7 @@ def test_a_tokenizer_with_more_tokens_than_rows_is_told(tmp_path: Path) -> None:
             {"text_config": {"vocab_size": 9}, "eos_token_id": [1, 2]},
         ),
         ({"vocab_size": 16, "pad_token_id": 9}, "pad_token_id 9"),
-        ({"hidden_size": 4}, "does not count the 16 rows"),
+        ({"hidden_size": 4}, "does not specify the number of rows of the vocabulary, 16 in the weights"),
     ],
 )
 def test_keys_about_the_vocabulary_follow_it(before: Config, after: Any) -> None:

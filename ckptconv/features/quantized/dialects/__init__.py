@@ -47,19 +47,19 @@ def formats() -> tuple[Format, ...]:
 
 @functools.cache
 def telling() -> tuple[str, ...]:
-    """Return endings of names that only parts of quantized weights have: such a part without its weight is an error."""
+    """Return endings of names that only parts of quantized weights have. Such a part without a weight is an error."""
     return (*table.TELLING, *(ending for dialect in _every() for ending in dialect.telling))
 
 
 @functools.cache
 def methods() -> Mapping[str, Speaking]:
-    """Return what configurations may say, by method."""
+    """Return the allowed keys and values of configurations, by method."""
     return {**words.DIALECTS, **{method: said for dialect in _every() for method, said in dialect.words.items()}}
 
 
 @functools.cache
 def not_read() -> Mapping[str, tuple[str, str]]:
-    """Return the endings of names of parts that no dialect reads: what these weights are, and what reads them."""
+    """Return the kind of weights with parts that no dialect reads, and a program that reads them, by ending."""
     read = {name[1:] for format_ in formats() for name in _names(format_)}
     return {ending: reason for ending, reason in table.NOT_READ.items() if ending not in read}
 

@@ -46,13 +46,13 @@ _PACKINGS = frozenset((*_BITS, FLOATS, FP8_STATIC))
 
 
 def _words(config: Mapping[str, Any]) -> Words:
-    """Return what a configuration may say: FP8 of weights alone is written without a packing."""
+    """Return the allowed keys and values of a configuration. FP8 of weights alone is written without a packing."""
     is_fp8 = (config.get("data_type"), config.get("bits")) == ("fp", 8)
     return {**_WORDS, "packing_format?" if is_fp8 else "packing_format": _PACKINGS}
 
 
 def scheme_of(config: Configuration, name: str) -> Mapping[str, Any]:
-    """Return what a configuration says of the weight of this name."""
+    """Return the scheme that a configuration states for the weight of this name."""
     module, extra = name.removesuffix(".weight"), config.told.get("extra_config") or {}
     others = (said for key, said in extra.items() if said and is_in(key, module))
     return {"data_type": "int", **config.told, **(extra[module] if module in extra else next(others, {}))}

@@ -19,7 +19,7 @@ from ckptconv.features.quantized.table import FP8, MXFP4, NVFP4, Part, Sizes
 
 
 def _of(called: str, packing: str | None, *scheme: Any) -> Callable[[Configuration, str], Iterator[tuple[str, Sizes]]]:
-    """Return what is said of weights of this type, bits, and size of groups."""
+    """Return the `Format.sizes` of weights of this type, bits, and size of groups."""
 
     def sizes(config: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
         if config.method in METHODS and config.told.get("packing_format") == packing:

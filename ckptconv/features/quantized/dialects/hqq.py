@@ -26,7 +26,7 @@ _PACKINGS = {
     "2bit_u8": (2, 8, 4),
     "1bit_u8": (1, 8, 8),
 }
-# What says nothing of stored weights; and what they are not.
+# Keys that do not concern stored weights; and keys of properties that these lack.
 _IDLE = "channel_wise optimize round_zero compute_dtype stores_quant_config offload_meta encoded_state_dict"
 _NOT = "view_as_float quant_scale quant_zero"
 _WORDS = {**EVERYWHERE, **idle("quant_config skip_modules device")}

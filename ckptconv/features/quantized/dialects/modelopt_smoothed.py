@@ -18,7 +18,7 @@ _SMOOTHING = Part("=.pre_quant_scale", FLOATS, "K", optional=True)
 
 
 def of(called: str, *algorithms: str) -> Callable[[Configuration, str], Iterator[tuple[str, Sizes]]]:
-    """Return what Model Optimizer says of the weights of these algorithms, which are `called` so."""
+    """Return the `Format.sizes` of weights of these algorithms of Model Optimizer, which are `called` so."""
 
     def sizes(config: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
         layer = config.layer(name) or config.told

@@ -13,8 +13,7 @@ from ckptconv.features.quantized.table import FLOATS, TIMES, Format, Part, Sizes
 
 
 def _meaning(spec: Any, order: str) -> tuple[str, Sizes]:
-    """Return what the weights are called that are quantized so, and the sides of their groups; "" if that is not
-    known."""
+    """Return the name of weights with this quantization, and the sides of their groups; "" if that is not known."""
     match spec:
         case {"dtype": "fp8_e4m3" | "int8" as dtype, "qscheme": "per_tensor"}:
             return dtype, {"B": "M", "C": "K"}
@@ -30,14 +29,14 @@ def _meaning(spec: Any, order: str) -> tuple[str, Sizes]:
 
 
 def of(called: str) -> Callable[[Configuration, str], Iterator[tuple[str, Sizes]]]:
-    """Return what is said of the weights that are called so (`_meaning`)."""
+    """Return the `Format.sizes` of the weights with this name (`_meaning`)."""
 
     def sizes(config: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
         if config.method != "quark":
             return
         by_name = config.told.get("layer_quant_config") or {}
         own = [by_name[pattern] for pattern in by_name if fnmatch.fnmatchcase(name.removesuffix(".weight"), pattern)]
-        # What type a module is of is not known of its weight.
+        # A weight does not show the type of its module.
         others = (*(config.told.get("layer_type_quant_config") or {}).values(), config.told["global_quant_config"])
         for layer in own or others:
             meaning, sides = _meaning(layer.get("weight"), config.told["export"]["pack_method"])

@@ -31,7 +31,7 @@ def _layers(layers: Any) -> OrNull:
     return OrNull({f"{name}?": _layer(layer) for name, layer in layers.items()} if isinstance(layers, Mapping) else {})
 
 
-# How codes were chosen, and what norms and modules before have in exchange for what the weights have.
+# Methods of choosing codes. Some scale weights, and norms and modules before them inversely.
 _IN_WEIGHTS = frozenset("autoround autosmoothquant awq gptaq gptq qronos smooth".split())  # noqa: SIM905
 # Rotations that other weights undo, or queries and keys together. Those of inputs (R4) are undone in no weight.
 _ROTATION = {
@@ -51,7 +51,7 @@ def _algorithms(algorithms: Any) -> OrNull:
 
 
 def words(config: Mapping[str, Any]) -> Words:
-    """Return what a configuration may say."""
+    """Return the allowed keys and values of a configuration."""
     return {
         **EVERYWHERE,
         **idle("exclude quant_mode kv_cache_post_rope kv_cache_quant_config softmax_quant_spec"),

@@ -1,8 +1,8 @@
-"""Undoes rotations of what modules take and give in their weights.
+"""Undoes rotations of modules' inputs and outputs in their weights.
 
 A module that multiplies its input by a matrix R, and that by its weight W, computes what a plain one with the weight
-W·Rᵀ does; one that multiplies its output by U, what one with the weight Uᵀ·W and the bias b·U does. A smaller matrix
-is for each block of neighbours. Products are sums in float64, in order.
+W·Rᵀ does; one that multiplies its output by U, what one with the weight Uᵀ·W and the bias b·U does. A smaller matrix is
+for each block of neighbours. Products are sums in float64, in order.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Plain(NamedTuple):
 def undone(
     tensors: Mapping[str, LazyTensor], weights: Mapping[str, LazyTensor], told: Mapping[str, Any]
 ) -> tuple[dict[str, Plain], set[str]]:
-    """Return the weights and biases that plain modules have in the place of those that rotate, by name, and the names
-    of all matrices. `weights` are the quantized ones, and `told` is the configuration.
+    """Return the weights and biases of plain modules that replace those that rotate, by name, and the names of all
+    matrices. `weights` are the quantized ones, and `told` is the configuration.
 
     Raise UnsupportedError for a rotation that no weight can undo, and if its modules or its matrix are not known.
     """
@@ -57,7 +57,7 @@ def undone(
 
 
 def _undone(rotation: Rotation, module: str, plain: Mapping[str, Plain]) -> dict[str, Plain]:
-    """Return the weight of a module, and its bias if that changes, by name, made of those in `plain`."""
+    """Return the weight of a module, and its bias if that changes, by name, computed from those in `plain`."""
     place, is_orthogonal = rotation.place, rotation.settings["type"] in HADAMARD
     name, bias = f"{module}{WEIGHT}", f"{module}.bias"
     weight, before = plain.get(name, (Zeros(DTYPES["uint8"], ()), {}))

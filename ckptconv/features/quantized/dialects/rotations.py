@@ -1,4 +1,4 @@
-"""compressed-tensors' rotations of what modules take and give: which modules have them, and which matrices these are.
+"""compressed-tensors' rotations of modules' inputs and outputs: the modules that have them, and their matrices.
 
 Source: `transform` of 0.20. All modules of a group share one matrix of a size, which is stored with the first of them.
 """

@@ -52,7 +52,7 @@ _held, _any, _data = _KINDS["held"], _KINDS["any"], _KINDS["data"]
 
 
 def is_reviewed(name: Global) -> bool:
-    """Whether the grammar has a production for a name."""
+    """Return whether the grammar has a production for a name."""
     return grammar().entry(name) is not None
 
 
@@ -105,7 +105,7 @@ class Judge:
         return current(name) in _INERT
 
     def _is_member(self, built: Opaque) -> bool:
-        """Whether `getattr` fetches a member of an enumeration."""
+        """Return whether `getattr` fetches a member of an enumeration."""
         entry = self._entry(built.args[0]) if type(built.args[0]) is Global else None
         return entry is not None and entry.is_value and entry.is_data and built.args[1].isupper()
 
@@ -175,7 +175,7 @@ class Judge:
         return False
 
     def _is_grave(self, name: Global, args: tuple[Any, ...], how: str) -> bool:
-        """Whether a call that no production allows may run more than a constructor that keeps its arguments."""
+        """Return whether a call outside the grammar may do more than a constructor that keeps its arguments."""
         today = current(name)
         if today in _INERT:
             return not _is_inert(today.name, args)
@@ -189,7 +189,7 @@ class Judge:
         return not self._is_plain(args)
 
     def _is_plain(self, args: tuple[Any, ...]) -> bool:
-        """Whether arguments are data and reviewed objects."""
+        """Return whether arguments are data and reviewed objects."""
         return all(
             _data(self, arg)
             or (type(arg) is Global and self.is_value(arg))
@@ -228,7 +228,7 @@ class Judge:
         self._entered.pop(id(state), None)
 
     def _holds_values(self, state: Any) -> bool:
-        """Whether a state holds names and values, and no function."""
+        """Return whether a state holds only names and values, no function."""
         parts = state if type(state) is tuple else (state,)
         return all(
             _held(self, (*part.values(),)) and all(map(is_name, part)) if isinstance(part, dict) else _held(self, part)
@@ -290,7 +290,7 @@ class Judge:
 
 
 def _is_inert(name: str, args: tuple[Any, ...]) -> bool:
-    """Whether a function of `_INERT` calls none of its arguments."""
+    """Return whether a function of `_INERT` calls none of its arguments."""
     if name == "getattr":
         return len(args) == 2 and type(args[1]) is str and is_name(args[1])
     if name in ("iter", "type"):
@@ -299,7 +299,7 @@ def _is_inert(name: str, args: tuple[Any, ...]) -> bool:
 
 
 def _calls_by_name(state: Any) -> bool:
-    """Whether a state holds a callable under a name that unpicklers call."""
+    """Return whether a state holds a callable under a name that unpicklers call."""
     return any(
         name in CALLED_BY_NAME and type(part[name]) in (Global, Opaque)
         for part in (state if type(state) is tuple else (state,))

@@ -53,16 +53,16 @@ class Matcher(Protocol):
         """Note that a call may copy so many bytes. Return whether the pickle is large enough for that."""
 
     def is_value(self, name: Global) -> bool:
-        """Whether a class may be mentioned as a value."""
+        """Return whether a class may be mentioned as a value."""
 
     def is_held(self, name: Global) -> bool:
-        """Whether a class or function may be an attribute or an item."""
+        """Return whether a class or function may be an attribute or an item."""
 
     def is_data(self, built: Opaque) -> bool:
-        """Whether an object is plain data, such as a date."""
+        """Return whether an object is plain data, such as a date."""
 
     def is_function(self, built: Opaque) -> bool:
-        """Whether the result of a call may be called in turn."""
+        """Return whether the result of a call may be called in turn."""
 
 
 GETATTR = Global("builtins", "getattr")
@@ -102,7 +102,7 @@ def resolved(function: Any) -> Global | None:
 
 
 def is_name(key: Any) -> bool:
-    """Whether a state may have this key: exact text that is not `__special__`."""
+    """Return whether a state may have this key: exact text that is not `__special__`."""
     return type(key) is str and not (key.startswith("__") and key.endswith("__"))
 
 
@@ -110,7 +110,7 @@ def is_name(key: Any) -> bool:
 
 
 def _any(matcher: Matcher, value: Any, is_held: bool = False) -> bool:
-    """Whether a value is not a function. The content of a list, set or dict was judged when it was put there."""
+    """Return whether a value is not a function. The content of a list, set or dict was judged when it was put there."""
     kind = type(value)
     if kind is not tuple and kind is not Global and kind is not Opaque:
         return True
@@ -129,8 +129,8 @@ def _any(matcher: Matcher, value: Any, is_held: bool = False) -> bool:
 
 
 def _data(matcher: Matcher, value: Any) -> bool:
-    """Whether a value holds only plain data, at any depth. Shared parts count as often as they occur, because calls may
-    copy or compare them."""
+    """Return whether a value holds only plain data, at any depth. Shared parts count as often as they occur, because
+    calls may copy or compare them."""
     todo = [value]
     while todo:
         value = todo.pop()
@@ -155,7 +155,7 @@ def _data(matcher: Matcher, value: Any) -> bool:
 
 
 def _array_state(matcher: Matcher, value: Any) -> bool:
-    """Whether a value is the state of an array of numpy, with as much data as its shape and dtype require."""
+    """Return whether a value is the state of an array of numpy, with as much data as its shape and dtype require."""
     if type(value) is not tuple or len(value) not in (4, 5) or type(value[0]) not in (int, tuple, Size):
         return False
     shape, dtype, order, data = value[-4:]
@@ -175,7 +175,7 @@ def _array_state(matcher: Matcher, value: Any) -> bool:
 
 
 def _masked_state(matcher: Matcher, value: Any) -> bool:
-    """Whether a value is the state of a masked array: its data, the bytes of its mask, and its fill value."""
+    """Return whether a value is the state of a masked array: its data, the bytes of its mask, and its fill value."""
     return (
         type(value) is tuple
         and len(value) == 7
@@ -193,7 +193,7 @@ def _dtype(matcher: Matcher, value: Any, *, is_plain: bool = False) -> bool:
 
 
 def _numbers(matcher: Matcher, value: Any) -> bool:
-    """Whether a value is an array without objects."""
+    """Return whether a value is an array without objects."""
     if type(value) is not Opaque:
         return type(value) is NumpyArray
     state = value.state[-1] if value.state else value.args
@@ -204,8 +204,8 @@ def _numbers(matcher: Matcher, value: Any) -> bool:
 
 
 def _arrow_array(matcher: Matcher, value: Any) -> bool:
-    """Whether a value is a valid description of an array of pyarrow: a type, three counts, and as many buffers as the
-    type has, the last but one with as many bytes as there are elements. pyarrow itself does not check them."""
+    """Return whether a value is a valid description of an array of pyarrow: a type, three counts, and as many buffers
+    as the type has, the last but one with as many bytes as elements. pyarrow itself does not check them."""
     if type(value) is not tuple or len(value) != 7 or type(value[0]) is not Opaque or type(value[4]) is not list:
         return False
     alias, (length, nulls, offset), buffers = value[0].args[:1], value[1:4], value[4]
@@ -225,8 +225,8 @@ def _arrow_array(matcher: Matcher, value: Any) -> bool:
 
 
 def _pandas_blocks(matcher: Matcher, value: Any) -> bool:
-    """Whether a value is a tuple of blocks of pandas whose rows are those from 0 on, each once: pandas writes to the
-    place of each row in an array of as many rows, without comparing the two."""
+    """Return whether a value is a tuple of blocks of pandas with each row from 0 on exactly once. pandas writes to each
+    row's place in an array of as many rows, without comparing the two."""
     if (
         type(value) is not tuple
         or not matcher.enter(value)
@@ -275,7 +275,7 @@ _ARRAYS = frozenset({"numpy._core.multiarray._reconstruct", "joblib.numpy_pickle
 
 
 def _is_wkb(data: bytes) -> bool:
-    """Whether bytes describe a geometry that is not nested too deep: GEOS reads parts by recursion."""
+    """Return whether bytes describe a geometry that is not nested too deep: GEOS reads parts by recursion."""
     kind = int.from_bytes(data[1:5], "little" if data[:1] == b"\1" else "big")
     return len(data) < 1 << 15 or (kind & 0xFFFFFF) % 1000 in (1, 2, 3)
 
@@ -320,7 +320,7 @@ _KINDS: dict[str, Pattern] = {
 
 
 def is_class(name: Global) -> bool:
-    """Whether a name is that of a class, by convention."""
+    """Return whether a name is that of a class, by convention."""
     *outer, last = name.name.split(".")
     # A step that is not spelled like a class leads through a module or an object, to any value.
     return all(step.lstrip("_")[:1].isupper() for step in (*outer, last))
@@ -330,7 +330,7 @@ def is_class(name: Global) -> bool:
 
 
 class Notation:
-    """Makes patterns from expressions. `aliases` maps names to the expressions for which they stand."""
+    """Makes patterns from expressions. `aliases` maps names to their expressions."""
 
     def __init__(self, aliases: Mapping[str, str]) -> None:
         self._aliases = aliases

@@ -71,7 +71,7 @@ class Grammar:
 
     @property
     def names(self) -> list[Global]:
-        """All names that have a production."""
+        """The names that have a production."""
         return [
             Global(module, name)
             for module, lines in self._lines.items()

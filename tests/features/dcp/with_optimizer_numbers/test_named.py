@@ -50,5 +50,5 @@ def test_numbers_of_equal_shapes_get_names_by_an_order_or_none(tmp_path: Path) -
     # What one process saved in an order that is no sorted one, is in it.
     source = saved(tmp_path / "kept", *states, model={"b": model["b"], "x": torch.ones(2, 2), "a": model["a"]})
     run = converted(source, "--optimizer", tmp_path / "kept.safetensors")
-    assert "follow from the order of the checkpoint" in run.out
+    assert "were derived from the order of the checkpoint" in run.out
     assert float(load_file(tmp_path / "kept.safetensors")["b.exp_avg"][0]) == 1.0

@@ -10,7 +10,7 @@ from checkpoints import ckptconv_here, contents, done
 from ckptconv.outputs.kinds import CHECKPOINTS
 
 STEP = Path(__file__).parent.parent / "data" / "train-state" / "checkpoint" / "step"
-NAMED = ("optimizer states of optax, 'mu', 'nu'", "Leave out --states to write only the weights.")
+NAMED = ("optax optimizer states, 'mu', 'nu'", "Leave out --states to write only the weights.")
 
 
 @pytest.mark.parametrize("to", CHECKPOINTS)

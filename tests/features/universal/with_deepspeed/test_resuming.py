@@ -312,9 +312,7 @@ def test_a_model_beside_an_optimizer_is_named_if_its_key_is_not_a_usual_one(tmp_
     torch.save({"nets": {"main": state["model"]}, "optimizer": state["optimizer"]}, tmp_path / "t.pt")
     for options in ([], ["--fresh-optimizer"], ["--key", "."]):
         run = ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u", *options)
-        refused(
-            run, 2, "an optimizer under 'optimizer'", "Select the model with --key; the keys are: 'nets', 'optimizer'"
-        )
+        refused(run, 2, "an optimizer under 'optimizer'", "Select the model with --key; the keys are: 'nets'.")
     done(ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u", "--key", "nets.main"))
     assert_same(read_back(tmp_path / "u")[1], by_name(state))
 
