@@ -88,7 +88,7 @@ def diff(
     late = {} if any(isinstance(side, (str, os.PathLike)) for side in (a, b)) else options
     paths_or_sources = source_of(a, late), source_of(b, late)
     if all(not isinstance(side, Source) and is_pipe(os.fspath(side)) for side in paths_or_sources):
-        raise UsageError("A and B are both a pipe, but there is only one standard input.", "Specify a path for A or B.")
+        raise UsageError("A and B are both pipes, but there is only one standard input.", "Specify a path for A or B.")
     with no_garbage():
         source_a = opened(paths_or_sources[0], chosen, key=chosen.key, states=with_states)
         source_b = opened(paths_or_sources[1], chosen.replaced(**_OF_ONE), key=chosen.key, states=with_states)

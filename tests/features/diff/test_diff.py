@@ -402,7 +402,7 @@ def test_the_exit_code_says_whether_anything_differs(two: tuple[str, str]) -> No
     assert ckptconv_here("diff", "a.pt", "none.pt").refused(2, "none.pt does not exist")
     assert ckptconv_here("diff", "--rtol", "-1", *two).refused(2, "--rtol", "number not below 0")
     assert ckptconv_here("diff", "a.pt").code == 2
-    assert ckptconv_here("diff", "-", "-").refused(2, "A and B are both a pipe")
+    assert ckptconv_here("diff", "-", "-").refused(2, "A and B are both pipes")
 
 
 def test_top_lists_differences_within_the_tolerance_too(tmp_path: Path) -> None:
