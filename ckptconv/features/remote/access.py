@@ -155,8 +155,10 @@ def hint(error: BaseException) -> str:
             "Check the credentials and their permissions: in the environment, in fsspec's configuration, or in "
             "--storage-options."
         )
+    if isinstance(error, EOFError) or str(error) == "unexpected end of data":  # gzip's, and tarfile's
+        return "The archive is incomplete: copy it again."
     if type(error).__name__ == "ReadError":  # tarfile's
-        return "The name of a compressed archive must end in .tar.gz, .tar.bz2 or .tar.xz."
+        return "If the archive is compressed, its name must end in .tar.gz, .tar.bz2 or .tar.xz."
     if is_transient(error):
         return "Several attempts failed: try again later."
     return ""
