@@ -151,7 +151,7 @@ def meant_by_input(source: str, target: str | None, hint: str) -> str:
 
 def with_blanks(words: Sequence[str]) -> str:
     """Return the path that exists and that the shell cut into `words` at its blanks; "" if there is none."""
-    joined = (" ".join(words[at:end]) for at in range(len(words)) for end in range(at + 2, at + 6))
+    joined = (" ".join(words[at:end]) for at in range(len(words)) for end in range(at + 2, len(words) + 1))
     return next(filter(os.path.exists, joined), "")
 
 

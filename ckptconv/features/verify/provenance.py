@@ -7,10 +7,11 @@ which is computed anew, depends on everything that decides an output.
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ckptconv.errors import CorruptError, DifferenceError, UsageError
+from ckptconv.errors import CkptconvError, CorruptError, DifferenceError, UsageError
 from ckptconv.features.verify import AGAIN, STALE
 from ckptconv.features.verify.planned import Compared
 from ckptconv.formats.model_files import INDEX_SUFFIX, SUFFIX
@@ -21,7 +22,7 @@ from ckptconv.options.table import NONE, OPTIONS, Options
 from ckptconv.outputs.computed import COMPUTED, Elsewhere, ways_in
 from ckptconv.outputs.planning import heading
 from ckptconv.outputs.schema import check_manifest, parse_json
-from ckptconv.outputs.targets import Target, seen_path
+from ckptconv.outputs.targets import MANIFEST, Target, seen_path
 from ckptconv.plan import Data, FilePlan, content_of, identity
 from ckptconv.storage.digests import digests_of
 from ckptconv.storage.handles import HIDDEN
@@ -110,6 +111,22 @@ def check_no_manifest(place: Location, options: Options, hint: str) -> None:
     with contextlib.suppress(DifferenceError):  # it is no manifest
         if read_manifest(place, options):
             raise UsageError(f"{place} is a manifest, not a checkpoint.", hint)
+
+
+def swapped(source: str, output: str, options: Options) -> str:
+    """Return advice if the manifest of `source` says that it was converted from such files as `output`; else ""."""
+    with contextlib.suppress(CkptconvError):
+        known = dict(options.storage_options)
+        manifest, place = read_manifest(Location(source, known).join(MANIFEST), options), Location(output, known)
+        inputs = manifest.members["source"]["inputs"] if manifest else {}
+        inside = place.parent if place.kind == "file" else place
+        entries = {name: inside.join(name).entry for name in inputs}
+        if inputs and all(
+            entry.kind == "file" and entry.file.size == inputs[name]["size"] for name, entry in entries.items()
+        ):
+            is_from = f"By its manifest, {source} was converted from files of these names and sizes."
+            return f"{is_from} If it is the output: ckptconv verify {shlex.join([output, source])}"
+    return ""
 
 
 def not_stated(place: Location, stated: Collection[str]) -> Iterator[str]:

@@ -13,12 +13,12 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ckptconv.errors import CkptconvError, MissingError, UsageError
+from ckptconv.errors import CkptconvError, DifferenceError, MissingError, UsageError
 from ckptconv.features.pairs.runs import ExpectedPair
 from ckptconv.features.verify.keywords import VERIFYING
 from ckptconv.features.verify.output import recorded_remark, unpublished
 from ckptconv.features.verify.pairs import Attested, Differences, compare_pairs
-from ckptconv.features.verify.provenance import Manifest, check_no_manifest, noting_changes, read_manifest
+from ckptconv.features.verify.provenance import Manifest, check_no_manifest, noting_changes, read_manifest, swapped
 from ckptconv.features.verify.report import CheckedOutput, Verification
 from ckptconv.formats.alone import kept_apart
 from ckptconv.formats.detect import OtherFamilyError
@@ -119,7 +119,12 @@ def verify(
             sources = [first.computed(part, chosen, targets[0].path) for part in sources]
         sources = fitted(sources, source, chosen, {target.holds for target in targets})
     pairs = [(kept_apart(part, target.path), _of_part(part, target, chosen)) for part in sources for target in targets]
-    done = verify_outputs(pairs, chosen, progress=bars.counter(progress), on_total=on_total)
+    try:
+        done = verify_outputs(pairs, chosen, progress=bars.counter(progress), on_total=on_total)
+    except DifferenceError as error:
+        if not first and isinstance(source, (str, os.PathLike)):
+            error.hint = swapped(normalize(source), targets[0].path, chosen) or error.hint
+        raise
     deciding = targets[-1 if chosen.to in CHECKPOINTS else 0].manifest
     shown = dict.fromkeys([*chosen.recorded(), *chosen.fitting(), *(deciding.options if deciding else ())])
     done.options = {name: value for name in shown if (value := getattr(chosen, name)) != OPTIONS[name].default}

@@ -20,7 +20,7 @@ import pytest
 import torch
 import zstandard
 from cells import looking, verify, verifying
-from checkpoints import ckptconv_here, contents
+from checkpoints import ckptconv_here, contents, done
 from effort import examples
 from faults import one_bit, spoiled
 from hypothesis import HealthCheck, given
@@ -568,6 +568,9 @@ def test_options_that_contradict_a_delta_are_refused(tmp_path: Path, pair: tuple
     assert ckptconv_here("diff", *pair, "--delta", tmp_path / "d.safetensors").refused(2, "a delta must be a directory")
     assert ckptconv_here("diff", *pair, "--delta", tmp_path / "d.delta").refused(2, "a delta must be a directory")
     assert ckptconv_here("patch", pair[0], tmp_path / "c.safetensors").refused(2, "at least one DELTA")
+    done(ckptconv_here("diff", *pair, "--delta", tmp_path / "d"))
+    told = ckptconv_here("patch", pair[0], tmp_path / "d").refused(2, "OUTPUT is missing")
+    assert f"Add it: ckptconv patch {pair[0]} {tmp_path / 'd'} OUTPUT" in told
     said = ckptconv_here("patch", pair[0], tmp_path, tmp_path / "c.safetensors").refused(2, "is not a delta")
     assert ("--minus BASE OUTPUT --weights 2,1" in said) == ("average" in COMMANDS)
     assert ckptconv_here("patch", pair[0], tmp_path / "none", tmp_path / "c").refused(2, "does not exist")

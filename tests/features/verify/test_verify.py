@@ -625,6 +625,22 @@ def test_an_output_that_is_none_asks_for_the_order(tmp_path: Path) -> None:
         verified(tmp_path / "source.safetensors", tmp_path / "out")
 
 
+def test_an_output_given_first_is_known_by_its_manifest(tmp_path: Path) -> None:
+    for name in ("run.pt", "other.pt", "larger.pt"):
+        torch.save({"a": torch.ones(4000 if name == "larger.pt" else 4)}, tmp_path / name)
+    convert(tmp_path / "run.pt", tmp_path / "out", dtype="bf16", rename=["^=m."])
+    (tmp_path / "model").mkdir()
+    convert(tmp_path / "run.pt", tmp_path / "model" / "x.safetensors")
+    convert(tmp_path / "model", tmp_path / "cast", dtype="bf16")
+    for source, output in (("run.pt", "out"), ("model", "cast")):
+        words = tmp_path / source, tmp_path / output
+        told = ckptconv_here("verify", *words[::-1]).refused(1, f"If it is the output: ckptconv verify {words[0]} ")
+        done(ckptconv_here(*told.rpartition("ckptconv ")[2].split()))
+    shutil.copy(tmp_path / "larger.pt", tmp_path / "run.pt")
+    for other in ("run.pt", "other.pt"):  # another size, another name
+        assert "By its manifest" not in ckptconv_here("verify", tmp_path / "out", tmp_path / other).refused(1)
+
+
 def test_files_that_do_not_belong_or_are_not_there(sharded: tuple[Path, Path]) -> None:
     source, output = sharded
     shard = sorted(output.glob("*.safetensors"))[1]
