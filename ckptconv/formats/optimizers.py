@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ckptconv.formats.source import MODEL_KEYS
+from ckptconv.options.table import Options
 from ckptconv.tensors.lazy import Tagged
 from ckptconv.text import name_of
 
@@ -49,8 +50,7 @@ def is_optimizer(value: Any) -> bool:
 
 
 def weights_key(tree: Any) -> str:
-    """Return the key that selects the weights in a training checkpoint; "" if there is none. In a list or tuple with
-    optimizers, it is the number of the only other item."""
+    """Return the key of the weights in a training checkpoint; in a list with optimizers, of the only other item."""
     if isinstance(tree, (list, tuple)) and (beside := {name for name, _ in optimizers_in(tree)}):
         from ckptconv.structure import keymap
 
@@ -62,6 +62,13 @@ def weights_key(tree: Any) -> str:
         if name:
             return f"{around}.{name}" if around else name
     return ""
+
+
+def key_to_add(tree: Any, options: Options) -> str:
+    """Return the key of the weights, to be added to the options; "" if one of them begins with it already."""
+    key = weights_key(tree) if not options.key else ""
+    texts = (options.strip_prefix, *options.include, *options.exclude, *options.rename)
+    return "" if any(text.lstrip("^").startswith(key) for text in texts) else key
 
 
 def _holds_names(tree: Any, key: str) -> bool:

@@ -52,7 +52,7 @@ def selected_tree(source: Source, options: Options, rename: Rename = selection.r
     uncastable = described.uncastable | selection.scales(known)
     module = of_feature(NUMBERS, "among")
     optimizers = [name for name, _ in optimizers_in(tree)] if module and isinstance(tree, Mapping) else []
-    warnings, notes = module.told(optimizers, names, described, options) if optimizers else ((), ())
+    warnings, notes = module.told(optimizers, names, described, options, tree) if optimizers else ((), ())
     if options.structure and not ways and any(old != new for old, new in names.items()):
         state, lost = with_keys(tree, known, names)
         if state is None:

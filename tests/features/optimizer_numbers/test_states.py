@@ -86,7 +86,7 @@ def test_states_among_the_weights_that_are_cast_are_told_with_the_option_that_le
         (told,) = convert(tmp_path / "t.pt", tmp_path / output, dtype="bf16").warnings
         assert told.partition(" optimizer state")[2].removeprefix("s") == (
             " are also cast to bfloat16, such as 'optimizer.state.0.step'. To leave them out, use "
-            "--exclude 'optimizer.*'."
+            "--exclude 'optimizer.*', or --key model for the weights alone."
         ), output
     for options in ({"dtype": "bf16", "exclude": "optimizer.*"}, {"dtype": "bf16", "key": "model"}, {"dtype": "fp32"}):
         report = convert(tmp_path / "t.pt", tmp_path / "again.safetensors", overwrite=True, **options)
