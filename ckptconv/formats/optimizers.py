@@ -58,8 +58,7 @@ def weights_key(tree: Any) -> str:
         return left[0] if len(left) == 1 else ""
     for around in ("", _STATE):  # where Composer has the model and the optimizers
         inner = subtree(tree, around) if around else tree
-        name = next((key for key in MODEL_KEYS if _holds_names(inner, key)), "")
-        if name:
+        if name := next((key for key in MODEL_KEYS if _holds_names(inner, key)), ""):
             return f"{around}.{name}" if around else name
     return ""
 

@@ -21,10 +21,8 @@ KEPT = "the structure record, and .pt files restored from it, keep the old keys;
 
 
 def renamed(names: Iterable[str], prefix: str, rules: Sequence[str]) -> dict[str, str]:
-    """Return {old: new} for `names`: strip `prefix`, then apply each rule REGEX=REPLACEMENT in turn.
-
-    Raise UsageError for an invalid rule, if two names become one, or if one becomes empty.
-    """
+    """Return {old: new} for `names`: strip `prefix`, then apply each rule REGEX=REPLACEMENT in turn. Raise
+    UsageError for an invalid rule, if two names become one, or if one becomes empty."""
     changes = [change for _, change in steps_of(prefix, rules)]
     return collected((old, functools.reduce(lambda name, change: change(name), changes, old)) for old in names)
 
