@@ -57,7 +57,7 @@ def weights_key(tree: Any) -> str:
         left = [name for name, value in entries(tree).items() if name not in beside and keymap.flatten(value)[0]]
         return left[0] if len(left) == 1 else ""
     for around in ("", _STATE):  # where Composer has the model and the optimizers
-        inner = subtree(tree, around) if around else tree
+        inner = subtree(tree, around)
         if name := next((key for key in MODEL_KEYS if _holds_names(inner, key)), ""):
             return f"{around}.{name}" if around else name
     return ""
@@ -75,9 +75,9 @@ def _holds_names(tree: Any, key: str) -> bool:
 
 
 def subtree(tree: Any, key: str) -> Any:
-    """Return the value under `key`, a name or names joined with dots; {} if there is none."""
-    if isinstance(tree, Mapping) and key in tree:
-        return tree[key]
+    """Return the value under `key`, a name or names joined with dots; all if it is ""; {} if there is none."""
+    if not key or (isinstance(tree, Mapping) and key in tree):
+        return tree[key] if key else tree
     for name in key.split("."):
         tree = entries(tree).get(name, {})
     return tree
