@@ -128,10 +128,12 @@ def _no_command(word: str, group: Any) -> UsageError:
         meant = [" or ".join(named)]
     elif other := meant_by(f"{path} {word}".partition(" ")[2]):
         path, meant = "ckptconv", [other]
-    if instead := instead_of(word):
-        return UsageError(f"No such command '{word}'.", instead)
     listed = f"The commands of {group.info_name} are {', '.join(known)}. See {path} --help."
-    return UsageError(f"No such command '{word}'.", f"Did you mean {path} {meant[0]}?" if meant else listed)
+    if os.path.exists(word):  # the group's name was taken for an option's
+        every = (pair for table in _of_commands("OTHER_OPTIONS") for pair in table.items())
+        listed = " ".join([*(text for words, text in every if f"--{group.info_name}" in words.split()), listed])
+    hint = instead_of(word) or (f"Did you mean {path} {meant[0]}?" if meant else listed)
+    return UsageError(f"No such command '{word}'.", hint)
 
 
 def meant_by_input(source: str, target: str | None, hint: str) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ckptconv.errors import UsageError
 from ckptconv.features.diff.changes import Tolerance
 from ckptconv.features.diff.difference import ONLY_A, ONLY_B, DeltaFiles, Difference, difference
-from ckptconv.features.diff.options import COMPARING_TOO, DIFFING, FEATURES
+from ckptconv.features.diff.options import COMPARING_TOO, DIFFING, FEATURES, INSTEAD
 from ckptconv.formats.opening import opened
 from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.options.option import checked, filled
@@ -38,7 +38,7 @@ WRITERS: dict[str, str] = {
 
 
 @shown
-@checked(DIFFING)
+@checked(DIFFING, INSTEAD)
 def diff(
     a: str | os.PathLike[str] | Source | Opened,
     b: str | os.PathLike[str] | Source | Opened,

@@ -83,5 +83,7 @@ DIFFING = named_in(
     + " ".join(COMPARING_TOO),
     {**OPTIONS, **COMMAND, **COMPARING},
 )
+# Advice on options of other functions.
+INSTEAD = {"stats statistics": "The result has the size of each change: result.tensors[i].change."}
 # The name of the keywords' type, and its docstring.
 KEYWORDS = DIFFING, "Options of `diff`."

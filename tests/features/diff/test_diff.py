@@ -592,3 +592,14 @@ def test_the_share_of_an_element_is_not_called_as_the_ratio_of_norms_is(tmp_path
     out = ckptconv_here("diff", tmp_path / "a.safetensors", tmp_path / "b.safetensors").out
     assert "1 of 2 elements differ (50 %), by at most 1, and by at most 0.5 of the larger element" in out
     assert out.count("relative") == 1
+
+
+def test_the_sizes_of_changes_are_in_the_result(tmp_path: Path) -> None:
+    for name, value in (("a", 1.0), ("b", 2.0)):
+        save_file({"w": torch.tensor([value])}, tmp_path / f"{name}.safetensors")
+    a, b = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    with pytest.raises(UsageError, match=r"size of each change: result.tensors\[i\].change"):
+        diff(a, b, stats=True)  # type: ignore[call-arg]
+    change = diff(a, b).tensors[0].change
+    assert change
+    assert change.max_abs == 1
