@@ -19,5 +19,5 @@ OTHER_OPTIONS = {
     "--trust-remote-code --no-weights-only --unsafe --safe": (
         "ckptconv runs no code from files, so it needs no trust; --inert converts the tensors of malicious files too."
     ),
-    "--weights-only": "ckptconv runs no code from files; --key model selects the weights without optimizer states.",
+    "--weights-only": "ckptconv runs no code from files; --key PATH selects the weights: inspect lists the keys.",
 }

@@ -36,7 +36,7 @@ GIVEN = NumberOptions
 # Options of other programs.
 OTHER_OPTIONS = {
     "--no-optimizer --no-optim --model-only --only-model --only-weights --save-only-model --skip-optimizer": (
-        "DeepSpeed and DCP steps give only the weights; for a .pt file, use --key model or --exclude 'optimizer.*'."
+        "DeepSpeed and DCP steps give only the weights; in a .pt file, --key PATH selects them: inspect lists the keys."
     ),
     "--optimizer-only --only-optimizer": "--optimizer PATH without OUTPUT writes only the states.",
     "--load-optimizer --include-optimizer --with-optimizer --save-optimizer": "Use --optimizer PATH for the states.",

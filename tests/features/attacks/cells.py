@@ -35,5 +35,5 @@ ERRORS: dict[str, Any] = {
 # Options of other programs, and the advice.
 OTHER_OPTIONS = {
     "--safe": "ckptconv runs no code from files",
-    "--weights-only": "ckptconv runs no code from files; --key model selects the weights",
+    "--weights-only": "ckptconv runs no code from files; --key PATH selects the weights: inspect lists",
 }

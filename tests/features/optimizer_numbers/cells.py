@@ -21,8 +21,8 @@ def make_like(here: Path) -> None:
 
 # Options of other programs, and the advice.
 OTHER_OPTIONS = {
-    "--no-optim": "for a .pt file, use --key model or --exclude 'optimizer.*'",
-    "--skip-optimizer": "use --key model",
+    "--no-optim": "in a .pt file, --key PATH selects them: inspect lists the keys.",
+    "--skip-optimizer": "--key PATH selects them",
     "--optimizer-only": "--optimizer PATH without OUTPUT writes only the states",
     "--load-optimizer": "Use --optimizer PATH",
 }
