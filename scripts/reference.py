@@ -44,9 +44,9 @@ PAGES: dict[str, str] = {
 }
 # Variables that no option has.
 VARIABLES = {
-    "NO_COLOR": "No colours, if it is set.",
-    "FORCE_COLOR": "Colours also where no terminal is, if it is set; NO_COLOR comes first.",
-    "CKPTCONV_DEBUG": "Show where in the program an unexpected error came from, if it is set.",
+    "NO_COLOR": "If set, output has no colours.",
+    "FORCE_COLOR": "If set, output has colours even without a terminal; NO_COLOR takes precedence.",
+    "CKPTCONV_DEBUG": "If set, an unexpected error shows its traceback.",
 }
 
 
@@ -142,7 +142,7 @@ def variables(flags: Iterable[Flag]) -> dict[str, str]:
 
 def exit_codes() -> dict[str, str]:
     """Return {exit code: when a command ends with it}."""
-    codes = {"0": "Done: the outputs are complete under their names."}
+    codes = {"0": "Success: all outputs are complete."}
     for kind in ERROR_KINDS:
         told = " ".join((kind.__doc__ or "").partition("\n\n")[0].split())
         code = "130, 143" if kind is StoppedError else str(kind.exit_code)

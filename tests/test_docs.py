@@ -59,6 +59,7 @@ _ABSENT += [r"--states train\.pt\b", r"\btrain\.pt \S+ --to universal\b"] if mis
 _ABSENT += [] if has_feature("unflattening") else [r"\bckptconv (?:convert|diff model\.pt) model\.safetensors\b"]
 # It says that it copies no file.
 _ABSENT += [] if has_feature("companions") else [r"--for-hub\b"]
+_ABSENT += [] if has_feature("like") else [r"\blike="]
 _ABSENT += [] if has_feature("pipes") else [r"\| ckptconv \S+ - "]
 
 

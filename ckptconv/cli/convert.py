@@ -78,15 +78,15 @@ def convert_(
         if second and (is_remote(second) or (os.path.isfile(second) and os.path.getsize(second))):
             more = several("If it is another input: {}. ")
             second = Proposed(second, f"INPUT comes before OUTPUT. {more}To replace it: -o {shlex.quote(second)}.")
-        output = destination(second, options)
         if len(words) > 2:
             combining: list[str] = [name for name in ("average", "merge") if name in COMMANDS]
             combining += [] if missing("graft") else ["convert A OUTPUT --graft 'B:*' for different tensors"]
-            hint = "".join(of_feature(feature, "command").instead(words) for feature in CARRIED_OUT)
+            hint = "".join(of_feature(feature, "command").instead(words, options) for feature in CARRIED_OUT)
             hint += f"Commands that combine inputs: {some(combining, form=str)}." if combining else ""
             if any(re.fullmatch("[KMGT]i?B", word) for word in words):
                 hint = "Write a size in one word: 5GB."
             if odd := next(filter(re.compile("(?i:yes|no|true|false|on|off)|to|into").fullmatch, words[1:]), ""):
                 hint = f"Leave out {odd!r}: OUTPUT follows INPUT, and switches such as --verify take no value."
             raise UsageError(f"Expected INPUT and OUTPUT, but found {len(words)} arguments.", hint.strip())
+        output = destination(second, options)
     convert_one("convert", "", words[0], output, options)

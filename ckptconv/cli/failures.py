@@ -128,10 +128,12 @@ def _no_command(word: str, group: Any) -> UsageError:
         meant = [" or ".join(named)]
     elif other := meant_by(f"{path} {word}".partition(" ")[2]):
         path, meant = "ckptconv", [other]
-    if instead := instead_of(word):
-        return UsageError(f"No such command '{word}'.", instead)
     listed = f"The commands of {group.info_name} are {', '.join(known)}. See {path} --help."
-    return UsageError(f"No such command '{word}'.", f"Did you mean {path} {meant[0]}?" if meant else listed)
+    if os.path.exists(word):  # the group's name was taken for an option's
+        every = (pair for table in _of_commands("OTHER_OPTIONS") for pair in table.items())
+        listed = " ".join([*(text for words, text in every if f"--{group.info_name}" in words.split()), listed])
+    hint = instead_of(word) or (f"Did you mean {path} {meant[0]}?" if meant else listed)
+    return UsageError(f"No such command '{word}'.", hint)
 
 
 def meant_by_input(source: str, target: str | None, hint: str) -> str:
@@ -151,7 +153,7 @@ def meant_by_input(source: str, target: str | None, hint: str) -> str:
 
 def with_blanks(words: Sequence[str]) -> str:
     """Return the path that exists and that the shell cut into `words` at its blanks; "" if there is none."""
-    joined = (" ".join(words[at:end]) for at in range(len(words)) for end in range(at + 2, at + 6))
+    joined = (" ".join(words[at:end]) for at in range(len(words)) for end in range(at + 2, len(words) + 1))
     return next(filter(os.path.exists, joined), "")
 
 
@@ -212,7 +214,7 @@ def failure_of(error: BaseException) -> CkptconvError | None:
         from ckptconv.formats.registered import PLUGINS
 
         text = f"{type(error).__name__}: {error}. No output was published."
-        advice = "Run it again with CKPTCONV_DEBUG=1 in the environment, and report all that it prints."
+        advice = "Run the command again with CKPTCONV_DEBUG=1, and report its complete output."
         plugins = of_feature(PLUGINS, "entries")
         if plugins and (brought := plugins.suspects()):
             return FailedError(f"This is a bug in {', or in '.join(brought)}, or in ckptconv: {text}", advice)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import os
 import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +16,7 @@ from ckptconv.cli import signals
 from ckptconv.errors import UNWRITTEN, UsageError, leaving
 from ckptconv.options.kinds import FLAG
 from ckptconv.options.option import FeatureOption, Option, former_given
-from ckptconv.options.registered import EXECUTORS, names_of
+from ckptconv.options.registered import EXECUTORS, names_of, several
 from ckptconv.options.table import COMBINING, COMMAND, OPTIONS, TENSORS, named_in
 from ckptconv.text import LastWord
 
@@ -168,7 +169,8 @@ def destination(argument: str | None, options: dict[str, Any]) -> str | None:
     """Return OUTPUT: the `argument`, or the value of -o, which is removed from `options`. Raise UsageError for both."""
     named: str | None = options.pop("into", None)
     if named is not None and argument is not None:
-        raise UsageError(f"OUTPUT is given twice: {argument}, and {named} with -o.", "Leave one out.")
+        other = os.path.exists(argument) and several("If the first is another input: {}. If not, leave one out.")
+        raise UsageError(f"OUTPUT is given twice: {argument}, and {named} with -o.", other or "Leave one out.")
     return argument if named is None else named
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ckptconv.formats.source import MODEL_KEYS
+from ckptconv.options.table import Options
 from ckptconv.tensors.lazy import Tagged
 from ckptconv.text import name_of
 
@@ -49,19 +50,24 @@ def is_optimizer(value: Any) -> bool:
 
 
 def weights_key(tree: Any) -> str:
-    """Return the key that selects the weights in a training checkpoint; "" if there is none. In a list or tuple with
-    optimizers, it is the number of the only other item."""
+    """Return the key of the weights in a training checkpoint; in a list with optimizers, of the only other item."""
     if isinstance(tree, (list, tuple)) and (beside := {name for name, _ in optimizers_in(tree)}):
         from ckptconv.structure import keymap
 
         left = [name for name, value in entries(tree).items() if name not in beside and keymap.flatten(value)[0]]
         return left[0] if len(left) == 1 else ""
     for around in ("", _STATE):  # where Composer has the model and the optimizers
-        inner = subtree(tree, around) if around else tree
-        name = next((key for key in MODEL_KEYS if _holds_names(inner, key)), "")
-        if name:
+        inner = subtree(tree, around)
+        if name := next((key for key in MODEL_KEYS if _holds_names(inner, key)), ""):
             return f"{around}.{name}" if around else name
     return ""
+
+
+def key_to_add(tree: Any, options: Options) -> str:
+    """Return the key of the weights, to be added to the options; "" if one of them begins with it already."""
+    key = weights_key(tree) if not options.key else ""
+    texts = (options.strip_prefix, *options.include, *options.exclude, *options.rename)
+    return "" if any(text.lstrip("^").startswith(key) for text in texts) else key
 
 
 def _holds_names(tree: Any, key: str) -> bool:
@@ -69,9 +75,9 @@ def _holds_names(tree: Any, key: str) -> bool:
 
 
 def subtree(tree: Any, key: str) -> Any:
-    """Return the value under `key`, a name or names joined with dots; {} if there is none."""
-    if isinstance(tree, Mapping) and key in tree:
-        return tree[key]
+    """Return the value under `key`, a name or names joined with dots; all if it is ""; {} if there is none."""
+    if not key or (isinstance(tree, Mapping) and key in tree):
+        return tree[key] if key else tree
     for name in key.split("."):
         tree = entries(tree).get(name, {})
     return tree

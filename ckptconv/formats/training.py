@@ -43,7 +43,7 @@ def model_alone(source: Source, options: Options) -> Source:
             "Give the checkpoint of the model. To convert the states, leave out --for-hub.",
         )
     left = [str(name) for name in tree if name != chosen.partition(".")[0]]
-    notes = [f"took {chosen}; left out: {some(left, len(left), str)}" if left else f"took {chosen}"]
+    notes = [f"selected {chosen}; omitted: {some(left, len(left), str)}" if left else f"selected {chosen}"]
     alone = source._replace(weights=subtree(tree, chosen), stored=None)
     if not (alone.hints or options.strip_prefix or options.rename):  # a prefix may be a wrapper's because of the key
         notes += (hint for hint in source.hints if f"--key {chosen} " in hint)

@@ -166,10 +166,10 @@ class _Structure(TypedDict, total=False):
     """False: Write only tensors, without the structure record and the other values in it."""
 
     like: str | os.PathLike[str] | None
-    """Give the output the names, files and dtypes of the checkpoint REF, with its config.json and tokenizer. Missing
-    tensors, extra tensors and other shapes are errors before anything is written. An output of
-    torch.distributed.checkpoint is cut as REF is, with warnings of such tensors, and one of Megatron-core has the
-    form of the step REF."""
+    """Write the output with the names, files and dtypes of the checkpoint REF, and copy its config.json and tokenizer.
+    Missing tensors, extra tensors and different shapes are errors before any file is written. An output of
+    torch.distributed.checkpoint gets the chunks of REF, with warnings about these differences; an output of
+    Megatron-core gets the form of the step REF."""
 
     partial: bool
     """Omit the tensors of REF that the input lacks, and list them."""
@@ -392,7 +392,7 @@ class _Layers(TypedDict, total=False):
     """Convert only the first N rows of embeddings and head. Rows are not added: only --to megatron pads embeddings."""
 
     graft: str | list[str] | tuple[str, ...] | None
-    """Add the tensors of REF, a checkpoint, whose names match GLOB, unchanged; repeatable. --fill adds missing
+    """Add the tensors whose names match GLOB from the checkpoint REF, unchanged; repeatable. --fill adds missing
     tensors, cast to the dtypes of the output."""
 
 
@@ -505,7 +505,7 @@ class DiffOptions(
     """Options of `diff`."""
 
     with_states: bool
-    """Compare the optimizer states too, by parameter."""
+    """Also compare the optimizer states, by parameter."""
 
     map: str | os.PathLike[str] | None
     """Give the tensors of A the names and layouts of B, with a built-in map (`ckptconv maps`) or a file of rules."""
@@ -515,7 +515,7 @@ class DiffOptions(
     checkpoint, else keep."""
 
     rtol: float | str | None
-    """Compare values, not bits; two values are equal if they differ by at most R times the larger one. Default: bits
+    """Compare values, not bits; two values are equal if they differ by at most R times the larger value. Default: bits
     are compared; 0 with --atol."""
 
     atol: float | str | None
@@ -523,8 +523,8 @@ class DiffOptions(
     --rtol."""
 
     tolerance: Literal["symmetric", "numpy"] | None
-    """The tolerance for equal values. symmetric (as math.isclose): the larger of A and R times the larger value; numpy
-    (as numpy.isclose): A plus R times the value of B. Default: symmetric."""
+    """The rule for the tolerance. symmetric (as math.isclose): the larger of atol and rtol × the larger value. numpy
+    (as numpy.isclose): atol + rtol × the value in B. Default: symmetric."""
 
     delta: str | os.PathLike[str] | None
     """Write the changes from A to B as a delta to the directory DIR, which `ckptconv patch`, slime and sglang read."""
@@ -757,5 +757,5 @@ class VerifyOptions(
     """Options of `verify`."""
 
     states: str | os.PathLike[str] | None
-    """The optimizer states: those that the conversion wrote there, or of a checkpoint of torch.distributed.checkpoint
-    those that went into it."""
+    """The optimizer states that the conversion wrote; for a checkpoint of torch.distributed.checkpoint, the states
+    that the conversion read."""

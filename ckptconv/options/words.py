@@ -53,9 +53,9 @@ WORDS = {
         "Outputs are not split by rank: programs split whole files when they load them."
     ),
     "--no-optimizer --no-optim --model-only --only-model --only-weights": (
-        "DeepSpeed and DCP steps give only the weights; for a .pt file, use --key model or --exclude 'optimizer.*'."
+        "DeepSpeed and DCP steps give only the weights; in a .pt file, --key PATH selects them: inspect lists the keys."
     ),
-    "--weights-only": "ckptconv runs no code from files; --key model selects the weights without optimizer states.",
+    "--weights-only": "ckptconv runs no code from files; --key PATH selects the weights: inspect lists the keys.",
     "--optimizer-only --only-optimizer": "--optimizer PATH without OUTPUT writes only the states.",
     "--use-ema --ema-weights": "Use --key PATH for other weights, such as --key ema; ckptconv inspect lists the keys.",
     "--load-optimizer --include-optimizer --with-optimizer --save-optimizer": "Use --optimizer PATH for the states.",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from ckptconv.formats.optimizers import entries, is_optimizer
+from ckptconv.formats.optimizers import entries, is_optimizer, key_to_add
 from ckptconv.formats.source import NOT_CONVERTED, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.notices import idle_sentences
@@ -16,9 +17,11 @@ def notes_of(sources: Sequence[Source], outputs: Sequence[Output], chosen: Optio
     """Yield the notes on `sources` and on the `outputs` that are planned from them."""
     for source in sources:
         yield from source.notes
-        idle = (option for output in outputs for option in output.notices.idle)
-        is_renamed = chosen.strip_prefix and not any(option.startswith("--strip-prefix ") for option in idle)
-        given, hints = f"--strip-prefix {chosen.strip_prefix}", [] if chosen.rename else source.hints
+        given, option = f"--strip-prefix {chosen.strip_prefix}", f"--strip-prefix {chosen.strip_prefix!r}"
+        why = next((output.notices.idle[option] for output in outputs if option in output.notices.idle), "")
+        is_renamed, hints = chosen.strip_prefix and not why, [] if chosen.rename or ": give " in why else source.hints
+        if not chosen.key and not key_to_add(source.weights, chosen):  # the options name tensors with the key
+            hints = [re.sub("--key ([^ ]+) --strip-prefix ", r"--strip-prefix \1.", hint) for hint in hints]
         # A part of the prefix leaves the rest.
         hints = [hint for hint in hints if not is_renamed or (given in hint and f"{given} " not in hint)]
         yield from (hint for hint in hints if not chosen.key or f"--key {chosen.key} " in hint)

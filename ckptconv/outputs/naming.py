@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ckptconv.errors import UsageError
-from ckptconv.formats.optimizers import optimizers_in
+from ckptconv.formats.optimizers import optimizers_in, subtree, weights_key
 from ckptconv.formats.source import Source, StoredTensors
 from ckptconv.options.table import Options
 from ckptconv.outputs import selection
@@ -50,7 +50,8 @@ def named(source: Source, options: Options) -> Named:
     choice = Choice(options.include, options.exclude)
     tree = tree_of(source, options)
     described = flattened(source, tree, choice)
-    optimizers = tuple(name for name, _ in optimizers_in(tree)) if isinstance(tree, Mapping) else ()
+    around = weights_key(tree).rpartition(".")[0]
+    optimizers = tuple(f"{around}.{name}".lstrip(".") for name, _ in optimizers_in(subtree(tree, around)))
     structured, stored = source.structured and options.structure, source.stored
     if not stored or options.key or stored.tensors.keys() == described.tensors.keys():
         return Named(described, source.owners, structured, choice, optimizers=optimizers)

@@ -76,7 +76,7 @@ def _chosen(source: Source, options: Options, rename: Rename) -> Selected:
     dtype = options.dtype or source.defaults.dtype
     if optimizers:
         module = of_feature(NUMBERS, "among")
-        told = module.told(optimizers, names, described, options) if module else ((), ())
+        told = module.told(optimizers, names, described, options, source.weights) if module else ((), ())
         warnings, notes = (*warnings, *told[0]), (*notes, *told[1])
     uncastable = described.uncastable | selection.scales(flat) | parted.parts_of(quantized)
     under = f"{options.key}." if options.key not in ("", ".") else ""

@@ -183,7 +183,7 @@ def safetensors_files(source: Source, target: Target, options: Options) -> _File
         before = [*chosen.first.known, *chosen.missing]
         weights = Weights(before, chosen.first.names, kept, options.for_hub, stem, options.key)
         warnings = (*warnings, *untrue(config, weights))
-    idle, is_structured = chosen.idle(options), chosen.structured
+    idle, is_structured = chosen.idle(options, source.weights), chosen.structured
     if of_states and options.dtype not in (None, "keep", source.defaults.dtype):
         idle["--dtype"] = "has no effect: optimizer states are not cast to it"
     uncastable = described.uncastable if of_states else [names[name] for name in described.uncastable if name in names]

@@ -9,28 +9,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ckptconv.errors import UsageError
+from ckptconv.formats.optimizers import key_to_add
 from ckptconv.options.kinds import parse_rule
+from ckptconv.options.table import Options
 from ckptconv.structure import keymap
 from ckptconv.structure.record import Flattened
 from ckptconv.text import LONGEST, brief, some
 
 # A note on a nested state.
-KEPT = "the structure record, and .pt files restored from it, keep the old keys; --key or --no-structure changes this."
+KEPT = "the structure record, and .pt files restored from it, keep the old keys; --no-structure changes this."
 
 
 def renamed(names: Iterable[str], prefix: str, rules: Sequence[str]) -> dict[str, str]:
-    """Return {old: new} for `names`: strip `prefix`, then apply each rule REGEX=REPLACEMENT in turn.
-
-    Raise UsageError for an invalid rule, if two names become one, or if one becomes empty.
-    """
-    stages = steps_of(prefix, rules)
-
-    def changed(name: str) -> str:
-        for _, change in stages:
-            name = change(name)
-        return name
-
-    return collected((old, changed(old)) for old in names)
+    """Return {old: new} for `names`: strip `prefix`, then apply each rule REGEX=REPLACEMENT in turn. Raise
+    UsageError for an invalid rule, if two names become one, or if one becomes empty."""
+    changes = [change for _, change in steps_of(prefix, rules)]
+    return collected((old, functools.reduce(lambda name, change: change(name), changes, old)) for old in names)
 
 
 def collected(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
@@ -90,9 +84,9 @@ def _substituted(pattern: re.Pattern[str], replacement: str, name: str) -> str:
         raise UsageError(f"--rename {pattern.pattern}={replacement} cannot be applied: {error}.") from error
 
 
-def idle(names: Iterable[str], prefix: str, rules: Sequence[str]) -> dict[str, str]:
-    """Return the renaming options that change none of `names`, and why: {option: reason}."""
-    stages = steps_of(prefix, rules)
+def idle(names: Iterable[str], options: Options, tree: Any) -> dict[str, str]:
+    """Return the renaming options that change none of `names` of `tree`, and why: {option: reason}."""
+    stages = steps_of(options.strip_prefix, options.rename)
     first: dict[str, str] = {}
     changing: set[str] = set()
     for name in names:
@@ -106,13 +100,16 @@ def idle(names: Iterable[str], prefix: str, rules: Sequence[str]) -> dict[str, s
             break
     idle = {option: name for option, name in first.items() if option not in changing}
     return {
-        option: f"changes no name; the first is {name[:LONGEST]!r}{_whole_prefix(prefix, name)}"
+        option: f"changes no name; the first is {name[:LONGEST]!r}{_whole_prefix(option, name, options, tree)}"
         for option, name in idle.items()
     }
 
 
-def _whole_prefix(prefix: str, name: str) -> str:
-    """Return advice on a prefix that occurs later in a name; "" if it does not."""
+def _whole_prefix(option: str, name: str, options: Options, tree: Any) -> str:
+    """Return advice on an `option` for a prefix that occurs later in a name; "" for others."""
+    prefix, key = options.strip_prefix if option.startswith("--strip-prefix ") else "", key_to_add(tree, options)
     before, inside, after = name.partition(f".{prefix}") if prefix else ("", "", "")
     whole = before + inside + "." * after.startswith(".")
+    if key and inside and whole.startswith(f"{key}."):
+        return f": give --key {key} --strip-prefix {brief(whole.removeprefix(f'{key}.'), LONGEST)}"
     return f": give the whole beginning, {brief(whole, LONGEST)}" if inside else ""

@@ -132,13 +132,13 @@ class Selected(NamedTuple):
         """Return the globs that match nothing: {option: reason}."""
         return selection.idle_globs(list(self.first.known), self.choice)
 
-    def idle(self, options: Options) -> dict[str, str]:
-        """Return the given options that select or rename nothing: {option: reason}."""
+    def idle(self, options: Options, tree: Any = None) -> dict[str, str]:
+        """Return the given options that select or rename nothing in `tree`: {option: reason}."""
         if not options.strip_prefix and not options.rename:
             return self.idle_globs()
         from ckptconv.outputs import renaming
 
-        return self.idle_globs() | renaming.idle(self.first.names, options.strip_prefix, options.rename)
+        return self.idle_globs() | renaming.idle(self.first.names, options, tree)
 
     def structure(self, aliases: Mapping[str, str]) -> str | None:
         """Return the structure record of an output with `aliases` {removed: kept}; None if it needs none."""

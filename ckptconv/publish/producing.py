@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ckptconv.errors import FailedError, UsageError
-from ckptconv.formats.optimizers import weights_key
+from ckptconv.formats.optimizers import key_to_add
 from ckptconv.formats.source import CONFIG, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.computed import reported
@@ -183,7 +183,7 @@ class _Production:
                 name: cls for output in outputs if output.restored for name, cls in output.restored.left_out.items()
             },
             recorded=recorded,
-            weights_key=weights_key(sources[0].weights) if recorded and not options.key else "",
+            weights_key=key_to_add(sources[0].weights, options) if recorded else "",
             **reported(sources[0], [output.notices.reported for output in outputs]),
         )
 

@@ -13,7 +13,7 @@ from ckptconv.features.arrays.frameworks import framework as framework_named
 from ckptconv.features.arrays.frameworks import named
 from ckptconv.features.arrays.memory import Memory, batches, warn_of
 from ckptconv.features.arrays.opening_options import INSTEAD, OF_TENSORS, VIEWING
-from ckptconv.features.arrays.tensor import Tensor
+from ckptconv.features.arrays.tensor import CHANGEABLE, Tensor
 from ckptconv.formats.alone import OfSetError
 from ckptconv.formats.detect import complete, open_source
 from ckptconv.formats.model_files import SAFETENSORS
@@ -138,6 +138,9 @@ class Tensors(Mapping[str, Tensor], Generic[ArrayT]):
             # A name is often asked for to see whether it is there: do not search a million for those like it.
             close = _like(name, list(self._tensors)) if len(self) <= _SEARCHED else ""
             raise NoTensorError(f"{self._path} has no tensor {brief(name)}.", close) from None
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        raise TypeError(f"{self._path} is read-only. {CHANGEABLE}")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)

@@ -8,8 +8,10 @@ LOADING = named_in("key dtype dequantize tag raw alone master unstack storage_op
 # Advice on options of `convert` that it lacks.
 INSTEAD = {
     "map_location device_map": "Use device.",
-    "strip_prefix": "For a flat state: {name.removeprefix(VALUE): tensor for name, tensor in state.items()}.",
-    "rename": "For a flat state: {re.sub(REGEX, REPLACEMENT, name): tensor for name, tensor in state.items()}.",
+    "strip_prefix": "For a flat state, such as key= selects in a nested one: "
+    "{name.removeprefix(VALUE): tensor for name, tensor in state.items()}.",
+    "rename": "For a flat state, such as key= selects in a nested one: "
+    "{re.sub(REGEX, REPLACEMENT, name): tensor for name, tensor in state.items()}.",
     "include": "To read some tensors, use ckptconv.open: ck.get_tensors(fnmatch.filter(ck, VALUE)).",
     "exclude": "To read some tensors, use ckptconv.open: "
     "ck.get_tensors(n for n in ck if not fnmatch.fnmatchcase(n, VALUE)).",

@@ -22,6 +22,7 @@ from ckptconv.tensors.strides import contiguous_strides
 from ckptconv.text import brief
 
 _DEVICE = re.compile(r"(cpu|cuda|mps|xpu|hpu|meta)(:\d+)?")
+CHANGEABLE = "load_state_dict returns tensors that can be changed, and save_state_dict writes them."
 
 
 class Tensor(Handle):
@@ -226,6 +227,9 @@ class Tensor(Handle):
         if index.shape != part.shape:
             array = array.reshape(index.shape)
         return maker.placed(array, self._device)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise TypeError(f"{self.name!r} is read-only. {CHANGEABLE}")
 
 
 class Size(int):

@@ -72,6 +72,8 @@ AVERAGING = {**options_in(_Averaging), **COMBINING}
 INSTEAD = {
     "*": "Give the steps in a list: average([STEP, STEP], OUTPUT).",
     "decay ema_decay": "Use ema, the decay: ema=0.9.",
+    "scale scaling scaling_factor lambda lam": "With minus, give the weights: "
+    "average([BASE, TUNED], OUTPUT, minus=BASE, weights=[1, 0.5]) adds half of the difference.",
     "alpha alphas coefficients coeffs ratio ratios": "Use weights, one for each step, in order: weights=[0.3, 0.7].",
 }
 # The name of the keywords' type, and its docstring.

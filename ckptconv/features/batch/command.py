@@ -91,8 +91,9 @@ def carry_out(words: Sequence[str], options: dict[str, Any]) -> int:
     return running.exit_code(results, stopped)
 
 
-def instead(words: Sequence[str]) -> str:
-    """Return advice about `words`, too many arguments of `convert`: shards are converted as a set, others each."""
+def instead(words: Sequence[str], options: Mapping[str, Any]) -> str:
+    """Return advice about `words`, too many arguments of `convert` with `options`: shards are converted as a set,
+    others each."""
     if option := next((word for word in words if word.startswith("--")), ""):
         return f"After --, every argument is a file name, including {option}: put options before --. "
     if name := with_blanks(words):
@@ -107,9 +108,10 @@ def instead(words: Sequence[str]) -> str:
     shards = [word for word in words if matching(OF_INDEX, basename(word))]
     directories = {dirname(shard) or "." for shard in shards}
     if len(shards) > 1 and len(directories) == 1:
-        output = next((word for word in words if word not in shards), "OUTPUT")
+        output = next((word for word in words if word not in shards), options.get("into", "OUTPUT"))
         return f"Convert the shards together: ckptconv convert {shlex.join([*directories, output])}. "
-    return "To convert several inputs separately, use --output-dir DIR instead of OUTPUT. "
+    output = f"-o {shlex.quote(options['into'])}" if "into" in options else "OUTPUT"
+    return f"To convert several inputs separately, use --output-dir DIR instead of {output}. "
 
 
 def shares(options: Mapping[str, Any], inputs: int, far: bool) -> tuple[int, dict[str, Any]]:

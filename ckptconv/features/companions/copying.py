@@ -79,7 +79,7 @@ def with_companions(
         for file in kept.values()
     ]
     source = source._replace(notes=[*source.notes, *notes], warnings=[*source.warnings, *replaced])
-    return source, {**stays, **dict.fromkeys(kept, "the file in the output's directory was not replaced")}
+    return source, {**stays, **dict.fromkeys(kept, "the file in the output directory was not replaced")}
 
 
 def of_other_weights(source: Source, options: Options) -> dict[str, str]:

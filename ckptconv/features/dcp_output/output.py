@@ -118,7 +118,7 @@ def output_with(
     if target.layout:
         warnings.extend(unlike(content.tensors, target.layout, options.fitting()["like"]))
     notices = Notices(
-        idle=content.chosen.idle(options),
+        idle=content.chosen.idle(options, source.weights),
         kept=frozenset(),
         warnings=tuple(warnings),
         notes=tuple(note for note in content.chosen.notes if note != KEPT),

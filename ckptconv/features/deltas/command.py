@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated, Any
 
 import typer
 
 from ckptconv.cli import signals
 from ckptconv.cli.options import SHOWING, divided, named, run, taking
+from ckptconv.errors import UNWRITTEN, UsageError
 from ckptconv.features.deltas.options import PATCHING_TOO
+from ckptconv.storage.location import Location
+from ckptconv.storage.paths import normalize
 
 OTHER_WORDS = {"patch": ("apply",)}
 
@@ -54,10 +58,15 @@ def patch(
       ckptconv patch --squash base/ deltas/weight_v* deltas/all
     """
     from ckptconv.features.deltas.patching import patch as apply
+    from ckptconv.features.deltas.reading import is_delta
 
-    if options.pop("squash", False):
+    squash = ["--squash"] if options.pop("squash", False) else []
+    if squash:
         from ckptconv.features.deltas.squashing import squash as apply
 
+    if len(words) == 1 and "into" not in options and is_delta(Location(normalize(words[0]))):
+        whole = shlex.join(["ckptconv", "patch", *squash, base, words[0], "OUTPUT"])
+        raise UsageError(f"OUTPUT is missing: {words[0]} is a delta. {UNWRITTEN}", f"Add it: {whole}")
     deltas, target = divided(words, options, "patch needs a BASE, at least one DELTA, and an OUTPUT.")
     output, report = run("patch", options, apply, base, deltas, target, before_commit=signals.ignore)
     output.done(report)

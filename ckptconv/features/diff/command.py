@@ -52,11 +52,11 @@ def diff(
 ) -> None:
     """Compare two checkpoints, tensor by tensor.
 
-    diff matches tensors by name, and reports for each how many elements differ, by how much, and where first. Elements
-    with the same dtype are equal if their bits are equal, elements with different dtypes if their values are. With
-    --rtol or --atol, only values count, not bits and dtypes. Options that select and rename tensors apply to both
-    sides, --map only to A. Exit code 0: equal; 1: different. With --delta the exit code is 0 once the delta is written;
-    the delta is empty if all is equal.
+    diff matches tensors by name. For each tensor, it reports how many elements differ, by how much, and the index of
+    the first. Elements with the same dtype are equal if their bits are equal; elements with different dtypes, if their
+    values are equal. With --rtol or --atol, diff compares values, not bits and dtypes. Options that select and rename
+    tensors apply to both sides, --map only to A. Exit code 0: equal; 1: different. With --delta, the exit code is 0
+    once the delta is written; the delta is empty if all tensors are equal.
 
     \b
     Examples:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ckptconv.errors import UsageError
 from ckptconv.features.diff.changes import Tolerance
 from ckptconv.features.diff.difference import ONLY_A, ONLY_B, DeltaFiles, Difference, difference
-from ckptconv.features.diff.options import COMPARING_TOO, DIFFING, FEATURES
+from ckptconv.features.diff.options import COMPARING_TOO, DIFFING, FEATURES, INSTEAD
 from ckptconv.formats.opening import opened
 from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.options.option import checked, filled
@@ -38,7 +38,7 @@ WRITERS: dict[str, str] = {
 
 
 @shown
-@checked(DIFFING)
+@checked(DIFFING, INSTEAD)
 def diff(
     a: str | os.PathLike[str] | Source | Opened,
     b: str | os.PathLike[str] | Source | Opened,
@@ -74,7 +74,7 @@ def diff(
     chosen = Options(**given_options)
     delta = _writer(chosen, with_states, (rtol, atol), settings)
     if html and not measure:
-        raise UsageError("--html shows how much tensors differ, and needs this measurement.", "Leave one out.")
+        raise UsageError("html requires measure=True: the page shows how much tensors differ.", "Omit one of them.")
     if html:
         from ckptconv.features.reporting.report_file import PAGE, check_whole
 
@@ -83,12 +83,12 @@ def diff(
         chosen = delta.checked(chosen)
     tolerance = None if rtol is None and atol is None else Tolerance(rtol or 0.0, atol or 0.0, rule)
     if tolerance is None and rule != DIFFING["tolerance"].default:
-        raise UsageError(f"--tolerance {rule} needs --rtol or --atol.", "Give one.")
+        raise UsageError(f"--tolerance {rule} requires --rtol or --atol.", "Specify one of them.")
     # If one side is a path, an option may be meant for that.
     late = {} if any(isinstance(side, (str, os.PathLike)) for side in (a, b)) else options
     paths_or_sources = source_of(a, late), source_of(b, late)
     if all(not isinstance(side, Source) and is_pipe(os.fspath(side)) for side in paths_or_sources):
-        raise UsageError("Both sides are a pipe, but there is only one standard input.", "Give a path for one of them.")
+        raise UsageError("A and B are both pipes, but there is only one standard input.", "Specify a path for A or B.")
     with no_garbage():
         source_a = opened(paths_or_sources[0], chosen, key=chosen.key, states=with_states)
         source_b = opened(paths_or_sources[1], chosen.replaced(**_OF_ONE), key=chosen.key, states=with_states)

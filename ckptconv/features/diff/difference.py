@@ -425,9 +425,9 @@ def _check_growth(source: Source, tensors: Collection[LazyTensor]) -> None:
     stored = sum(file.size for file in files)
     if total > MAX_GROWTH * stored + ROOM_TO_GROW:
         raise LimitError(
-            f"{source.path}: its tensors would take {total} bytes, made of {stored}: they repeat the same elements. "
-            "They were not compared.",
-            "Leave them out with --exclude.",
+            f"{source.path}: its tensors would take {total} bytes, but only {stored} are stored: they repeat the same "
+            "elements. No tensor was compared.",
+            "Exclude them with --exclude.",
         )
 
 
@@ -580,7 +580,7 @@ def _without_rest(names: Iterable[str], prefix: str, side: str, tensors: Iterabl
     if not 0 < len(rest) <= _FEW_PARTS or any((name.partition(".")[0], ".") in rest for name in compared):
         return ""
     globs = " ".join(f"--exclude {shlex.quote(f'{word}.*' if dot else word)}" for word, dot in sorted(rest))
-    return f" {globs} leaves out the rest, which only {side} has."
+    return f" {globs} excludes the remaining names, which only {side} has."
 
 
 def _of_codes(a: _Side, b: _Side) -> Iterator[str]:

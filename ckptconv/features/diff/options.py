@@ -17,7 +17,9 @@ _RULE = choice("symmetric", "numpy")
 def _rule(value: Any, called: str) -> Any:
     """Return a rule. Raise UsageError for another value, such as the size of a difference."""
     if isinstance(value, (int, float)) or (isinstance(value, str) and value[:1].isdigit()):
-        raise UsageError(f"{called} is a rule: symmetric or numpy.", "Give the largest difference as --rtol or --atol.")
+        raise UsageError(
+            f"{called} must be symmetric or numpy.", "Specify the largest difference with --rtol or --atol."
+        )
     return _RULE.parse(value, called)
 
 
@@ -25,7 +27,7 @@ class _Comparing:
     """Options that only `diff` has, or that have another meaning for it."""
 
     with_states = OF_OPENING["with_states"].explained(
-        "Compare the optimizer states too, by parameter.", former="--optimizer"
+        "Also compare the optimizer states, by parameter.", former="--optimizer"
     )
     dtype = Options.table["dtype"].explained(
         "Cast the floating-point tensors of both sides to DTYPE before the comparison.",
@@ -33,7 +35,7 @@ class _Comparing:
     )
     rtol = Option(
         NUMBER,
-        "Compare values, not bits; two values are equal if they differ by at most R times the larger one.",
+        "Compare values, not bits; two values are equal if they differ by at most R times the larger value.",
         metavar="R",
         fallback="bits are compared; 0 with --atol",
         group=NAMING,
@@ -49,8 +51,8 @@ class _Comparing:
     )
     tolerance = Option(
         _RULE._replace(parse=_rule),
-        "The tolerance for equal values. symmetric (as math.isclose): the larger of A and R times the larger value; "
-        "numpy (as numpy.isclose): A plus R times the value of B.",
+        "The rule for the tolerance. symmetric (as math.isclose): the larger of atol and rtol × the larger value. "
+        "numpy (as numpy.isclose): atol + rtol × the value in B.",
         default="symmetric",
         group=NAMING,
     )
@@ -81,5 +83,7 @@ DIFFING = named_in(
     + " ".join(COMPARING_TOO),
     {**OPTIONS, **COMMAND, **COMPARING},
 )
+# Advice on options of other functions.
+INSTEAD = {"stats statistics": "The result has the size of each change: result.tensors[i].change."}
 # The name of the keywords' type, and its docstring.
 KEYWORDS = DIFFING, "Options of `diff`."

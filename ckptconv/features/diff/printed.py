@@ -12,20 +12,20 @@ from ckptconv.features.diff.difference import STATUSES, Difference, TensorDiffer
 COMMANDS = {
     "diff": (
         "diff",
-        "The output of `diff --json`, also when something differs.",
+        "The output of `diff --json`, also if tensors differ.",
         ("diff",),
         Difference,
         "difference",
         None,
-        "True if all is equal, or the delta was written: true with exit code 0 only.",
-        "The error for all differences, with the exit code of the process. Only when `ok` is false.",
+        "True if all tensors are equal or the delta was written; true only with exit code 0.",
+        "The error for all differences, with the exit code of the process. Only if `ok` is false.",
     )
 }
 # Properties that are printed with the fields.
 PROPERTIES = {Change: ("relative",)}
 _COUNTED = (
-    *("In A only.", "In B only.", "With another shape.", "With another dtype.", "With elements that differ."),
-    "Equal.",
+    *("Tensors only in A.", "Tensors only in B.", "Tensors with different shapes.", "Tensors with different dtypes."),
+    *("Tensors with elements that differ.", "Equal tensors."),
 )
 _COUNTS = {
     status: {"type": "integer", "minimum": 0, "description": about}

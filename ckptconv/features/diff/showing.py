@@ -51,7 +51,7 @@ def overview(
             yield [Words(f"  … and {len(differing) - most:,} more ({how})", "dim")]
         yield []
     elif top:
-        yield [Words("no tensor to list: all are equal, without a tolerance too", "dim")]
+        yield [Words("no tensors to list: all are equal, even without a tolerance", "dim")]
     for hint in report.hints:
         yield [Words(printable(hint), "warning")]
     for sentence in _not_compared(report):
@@ -63,7 +63,7 @@ def _not_compared(report: Difference) -> Iterator[str]:
     """Yield a sentence on values that were not compared, if there are any."""
     if report.not_compared:
         what = "not compared, and not in the delta" if report.delta else "not compared"
-        yield f"{what}: the values under {some(report.not_compared, form=printable)}, which are no tensors"
+        yield f"{what}: the values under {some(report.not_compared, form=printable)}, which are not tensors"
 
 
 def _is_near(tensor: TensorDifference) -> bool:
@@ -90,7 +90,7 @@ def _totals(report: Difference) -> Iterator[Line]:
         yield [
             Words(
                 f"{report.elements_differ:,} of {count_of(report.elements, 'element')} differ ({share}), by at most "
-                f"{_number(report.max_abs)}, and by at most {_number(report.max_rel)} of the larger of both elements"
+                f"{_number(report.max_abs)}, and by at most {_number(report.max_rel)} of the larger element"
             )
         ]
     yield from _through(report)
@@ -112,7 +112,7 @@ def _through(report: Difference) -> Iterator[Line]:
     yield [
         Words(f"of {count_of(summary.tensors, 'quantized weight')} with {count_of(summary.scales, 'scale')}, "),
         Words(", ".join(f"{count:,} {word}" for word, count in counts.items() if count)),
-        Words(f"; the sides are at most {_number(summary.largest)} steps of the codes apart, on average "),
+        Words(f"; the sides differ by at most {_number(summary.largest)} steps of the codes, on average by "),
         Words(_number(summary.mean)),
     ]
 

@@ -32,17 +32,17 @@ def _grafted(chosen: Selected, source: Source, options: Options, reference: Sele
     for graft in grafts:
         if twice := [name for name in graft.tensors if name in chosen.tensors or name in added]:
             raise UsageError(
-                f"--graft {graft.source.path}:{graft.glob} adds {some(twice, 3)}, which the output has already.",
-                "Leave them out with --exclude, or graft fewer.",
+                f"--graft {graft.source.path}:{graft.glob} adds {some(twice, 3)}, which the output already has.",
+                "Exclude them with --exclude, or graft fewer tensors.",
             )
         added.update(graft.tensors)
         # --for-hub takes a part of the source too, which has cut names.
         own = graft.tensors.keys() - chosen.first.known.keys() if graft.source.path == source.path else set()
         if uncut := [*_uncut(graft.tensors, chosen, options), *sorted(own)]:
             raise UsageError(
-                f"--graft adds {some(dict.fromkeys(uncut), 3)}, but the names of {source.path} are cut by --key, "
-                "--strip-prefix or --for-hub: those of a graft stay as they are.",
-                "Convert the graft first, with the same of these options, and graft that output.",
+                f"--graft adds {some(dict.fromkeys(uncut), 3)}, but --key, --strip-prefix or --for-hub "
+                f"shortens the names of {source.path}: grafted names are not changed.",
+                "Convert the grafted checkpoint first, with the same options, and graft from that output.",
             )
     note = "; ".join(f"{count_of(len(graft.tensors), 'tensor')} of {graft.source.path}" for graft in grafts)
     further = _further(added, chosen, source)
@@ -59,7 +59,7 @@ def _grafted(chosen: Selected, source: Source, options: Options, reference: Sele
         settled=chosen.settled | added.keys(),
         files={**chosen.files, **_files(chosen, added)},
         unmapped=chosen.first,
-        notes=(*chosen.notes, *values, f"grafted, as they are there: {note}."),
+        notes=(*chosen.notes, *values, f"grafted unchanged: {note}."),
     )
     if further is None:
         return chosen
@@ -87,9 +87,9 @@ def _further(added: Iterable[str], chosen: Selected, source: Source) -> tuple[in
     behind = sorted(number for place, number in layers if place == stack.place and number >= stack.size)
     if behind != [*range(stack.size, stack.size + len(behind))]:
         raise UsageError(
-            f"--graft adds layers {some(behind, form=str)} of {stack.place}, but the part of {source.path} has layers "
-            f"0 to {stack.size - 1}: {stack.size} has to be next.",
-            "Convert the graft first, with --include and --rename, and graft that.",
+            f"--graft adds layers {some(behind, form=str)} of {stack.place}, but the converted part of {source.path} "
+            f"has layers 0 to {stack.size - 1}: the next layer must be {stack.size}.",
+            "Convert the grafted checkpoint first, with --include and --rename, and graft from that output.",
         )
     own, every = (places.further_layers(names, stack) for names in (chosen.tensors, [*chosen.tensors, *added]))
     return before + own, before + len(behind) + every
@@ -136,7 +136,9 @@ def _asked(heading: Mapping[str, Any], seen: Callable[[str], str]) -> Mapping[st
 
 
 def _states(source: Source, states: Mapping[str, Any], groups: Sequence[Any], ties: Mapping[str, str]) -> NoReturn:
-    raise UsageError("--graft adds weights, for which the optimizer has no states.", "Convert the states without it.")
+    raise UsageError(
+        "--graft adds weights, for which the optimizer has no states.", "Convert the states without --graft."
+    )
 
 
 COMPUTING = Computing(

@@ -28,9 +28,7 @@ def _graft(text: str, reaching: Mapping[str, Any]) -> Graft:
     """Return the tensors that a text such as "REF:mtp.*" means. Raise UsageError if there are none."""
     path, colon, glob = text.rpartition(":")
     if not (path and colon and glob) or glob.startswith("//"):
-        raise UsageError(
-            f"--graft {text} does not say which tensors.", "Write it as REF:GLOB, such as release:'mtp.*'."
-        )
+        raise UsageError(f"--graft {text} does not select tensors.", "Use the form REF:GLOB, such as release:'mtp.*'.")
     source = open_source(normalize(path), structure=False, **reaching)
     source.check_weights()
     tensors = named(source, Options()).described.tensors

@@ -12,7 +12,7 @@ class GraftOptions(Given):
 
     graft: tuple[str, ...] = option(
         TEXTS,
-        "Add the tensors of REF, a checkpoint, whose names match GLOB, unchanged; repeatable. --fill adds missing "
+        "Add the tensors whose names match GLOB from the checkpoint REF, unchanged; repeatable. --fill adds missing "
         "tensors, cast to the dtypes of the output.",
         metavar="REF:GLOB",
         group=TAKE,

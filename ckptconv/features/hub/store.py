@@ -140,7 +140,7 @@ def _call(fs: Any, method: str, inner: str, **settings: Any) -> Any:
 
 def _ranges(fs: Any, inner: str, size: int, version: str) -> Ranges:
     # Otherwise the hub's file system requests the size before each range.
-    read = access.from_file(fs, inner, size=size)
+    read = access.from_file(fs, inner, cache_type="none", size=size)
 
     def read_range(start: int, stop: int, put: Put) -> None:
         with _refusals():

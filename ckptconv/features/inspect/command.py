@@ -13,6 +13,7 @@ from ckptconv.options.table import OPTIONS
 
 OTHER_OPTIONS = {
     "--dtype": "In inspect, this option is --as DTYPE.",
+    "--statistics --statistic --summary": "Use --stats.",
     "--tensor --tensors --name": "Use --include NAME.",
     "--keys --names --all --list --full": (
         "Use --key PATH to show a part. ckptconv inspect -v shows all tensor names."

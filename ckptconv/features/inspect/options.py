@@ -26,6 +26,9 @@ INSPECTING = named_in(
     {**OPTIONS, **COMMAND, **OF_INSPECT},
 )
 # Advice on options of `convert` that it lacks.
-INSTEAD = {"dtype": "In inspect, this option is as_: as_='bf16' shows the output of a cast."}
+INSTEAD = {
+    "dtype": "In inspect, this option is as_: as_='bf16' shows the output of a cast.",
+    "statistics statistic summary": "Did you mean stats?",
+}
 # The name of the keywords' type, and its docstring.
 KEYWORDS = INSPECTING, "Options of `inspect`."

@@ -29,7 +29,7 @@ from ckptconv.plan import NUMBERED, Data, FilePlan
 from ckptconv.storage.paths import basename
 from ckptconv.tensors.dtypes import DType, can_cast
 from ckptconv.tensors.lazy import LazyTensor
-from ckptconv.text import some
+from ckptconv.text import count_of, some
 
 # The modules whose `between` names the maps from some names to others.
 _MAPPING: tuple[str, ...] = (
@@ -164,7 +164,7 @@ _WORDS = {
     "missing": "missing",
     "extra": "not in the reference",
     "shape": "with another shape",
-    "dtype": "with a dtype that cannot be cast to that of the reference",
+    "dtype": "with a dtype that cannot be cast to the reference's dtype",
 }
 
 
@@ -178,8 +178,8 @@ def _of_maps(source: Source, kinds: Mapping[str, Sequence[str]]) -> list[str]:
     if "map" in source.computed or not (extra and missing):
         return []
     maps = [name for module in _MAPPING for name in import_module(module).between(extra, missing)]
-    shown = f"the built-in map{'s' * (len(maps) > 1)} {some(maps, form=str)}"
-    advice = f"The names of both are in {shown}: give that of the program that wrote the input with --map NAME."
+    shown = f"The built-in map{'s' * (len(maps) > 1)} {some(maps, form=str)}"
+    advice = f"{shown} can convert the names: use --map NAME with the map of the program that wrote the input."
     return [advice] if maps else []
 
 
@@ -212,7 +212,7 @@ def _hints(
         yield resized
     elif "shape" in kinds:
         yield (
-            "--like changes no shapes: the input is another model, or has the layout of another framework, which "
+            "--like does not change shapes: the input is another model, or has the layout of another framework, which "
             "--map converts."
         )
     if "dtype" in kinds:
@@ -230,11 +230,11 @@ def _resized(names: Sequence[str], tensors: Mapping[str, Typed], wanted: Mapping
     if len(rows) != 1:
         return ""
     ((own, theirs),) = rows
-    cut = "" if own < theirs or registered.missing("vocab") else f" To leave out the new rows, add --vocab {theirs}."
+    cut = "" if own < theirs or registered.missing("vocab") else f" To omit the new rows, add --vocab {theirs}."
     return (
-        f"The vocabulary of the input was resized to {own} rows; the reference has {theirs}, and so do its "
-        f"config.json and tokenizer. Put the config.json of the model (with vocab_size {own}) and the tokenizer of the "
-        f"training next to the input, and convert with --copy-config, or --for-hub, without --like.{cut}"
+        f"The vocabulary of the input has {own} rows, but that of the reference, its config.json and its tokenizer "
+        f"has {theirs}. Put the config.json (with vocab_size {own}) and the tokenizer from the training next to the "
+        f"input, and convert with --copy-config or --for-hub, without --like.{cut}"
     )
 
 
@@ -275,7 +275,7 @@ def _renaming(
         if left
         else ""
     )
-    return f"With {option} {len(named):,} of these {len(extra):,} have names of the reference.{more}"
+    return f"Use {option} to match {len(named):,} of these {len(extra):,} names with the reference.{more}"
 
 
 def _common_end(name: str, goal: str) -> int:
@@ -309,12 +309,12 @@ def _check_like(source: Source, options: LikeOptions) -> None:
     """Raise UsageError for options about a reference without one, or that exclude each other."""
     names = " and ".join(name for name in ("--partial", "--fill") if getattr(options, name[2:]))
     if names and source.reference is None:
-        raise UsageError(f"{names} requires a reference.", "Give a reference with --like REF.")
+        raise UsageError(f"{names} requires a reference.", "Specify a reference with --like REF.")
     if options.partial and options.fill:
         raise UsageError(
             "--partial and --fill cannot be combined: --partial omits missing tensors, --fill copies them from the "
             "reference.",
-            "Give one of them.",
+            "Use one of them.",
         )
 
 
@@ -366,8 +366,7 @@ def _selected(chosen: Selected, source: Source, options: Options, theirs: Select
 def _left_out(names: Sequence[str], reference: str, source: str) -> Iterator[str]:
     """Yield a warning of the `names` that `source` lacks of the reference, if there are any."""
     if names:
-        subject = "tensor is" if len(names) == 1 else "tensors are"
-        yield f"{len(names):,} {subject} left out that {reference} has, as {source} lacks them: {some(names)}."
+        yield f"omitted {count_of(len(names), 'tensor')} of {reference} that {source} lacks: {some(names)}."
 
 
 def _reporter(
@@ -402,5 +401,5 @@ COMPUTING = Computing(
     heading={"like?": str},
     selected=_selected,
     asked=lambda told, seen: {"like": seen(told["like"])},
-    lost=("the conversion had a reference", "Give it with --like REF."),
+    lost=("the conversion used a reference", "Specify the reference with --like REF."),
 )

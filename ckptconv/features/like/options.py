@@ -12,10 +12,10 @@ class LikeOptions(Given):
 
     like: str = naming(
         PATH,
-        "Give the output the names, files and dtypes of the checkpoint REF, with its config.json and tokenizer. "
-        "Missing tensors, extra tensors and other shapes are errors before anything is written. An output of "
-        "torch.distributed.checkpoint is cut as REF is, with warnings of such tensors, and one of Megatron-core has "
-        "the form of the step REF.",
+        "Write the output with the names, files and dtypes of the checkpoint REF, and copy its config.json and "
+        "tokenizer. Missing tensors, extra tensors and different shapes are errors before any file is written. An "
+        "output of torch.distributed.checkpoint gets the chunks of REF, with warnings about these differences; an "
+        "output of Megatron-core gets the form of the step REF.",
         metavar="REF",
         fallback={"verify": "from the manifest"},
         common=True,
@@ -27,6 +27,6 @@ class LikeOptions(Given):
 GIVEN = LikeOptions
 # Other words for it, as options.
 OTHER_OPTIONS = {
-    "--keep-dtype": "--like REF gives each tensor the dtype that it has in REF.",
-    "--hf-assets-path": "--like REF takes config.json and the tokenizer of the model REF.",
+    "--keep-dtype": "--like REF casts each tensor to its dtype in REF.",
+    "--hf-assets-path": "--like REF copies config.json and the tokenizer of the model REF.",
 }

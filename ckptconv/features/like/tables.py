@@ -19,7 +19,9 @@ def summary(like: LikeReport, verbose: bool) -> list[str]:
     """Return the lines about an output and its reference: a sentence, and the table of its tensors if there is one."""
     parts = [f"{count_of(like.matched, 'tensor')} of the input"]
     if like.filled:
-        parts.append(f"{len(like.filled):,} taken from there ({some(like.filled, len(like.filled) if verbose else 3)})")
+        parts.append(
+            f"{len(like.filled):,} copied from the reference ({some(like.filled, len(like.filled) if verbose else 3)})"
+        )
     parts += [f"{count:,} cast from {cast}" for cast, count in like.casts.items()]
     rows = [
         (

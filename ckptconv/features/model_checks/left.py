@@ -15,7 +15,7 @@ from ckptconv.formats.source import Source
 from ckptconv.outputs.targets import Target
 from ckptconv.plan import Input
 from ckptconv.storage.handles import HIDDEN
-from ckptconv.storage.paths import dirname, is_remote, join, resolved_name
+from ckptconv.storage.paths import basename, dirname, is_remote, join, resolved_name
 from ckptconv.structure.record import FILE_NAME
 from ckptconv.text import some
 
@@ -96,6 +96,8 @@ def with_left(
     notes = [*source.notes]
     for root, place in places.items():
         beside = {path[len(root) + 1 :].partition("/")[0] for path in known if path.startswith(f"{root}/")}
+        # The files of an archive have one resolved name.
+        beside |= {basename(path) for path in paths if dirname(path) == place.path.rstrip("/")}
         # A configuration that was read is not in the output for that.
         read = (name.partition("/")[0] for name in source.inputs_of_all if not is_companion_name(name))
         used = {FILE_NAME, *beside, *folders, *(read if root == resolved_name(source.path) else ())}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
+from ckptconv.formats.optimizers import key_to_add
 from ckptconv.options.table import Options
 from ckptconv.structure.record import Flattened
 from ckptconv.tensors.dtypes import DTYPES
@@ -11,13 +13,14 @@ from ckptconv.text import count_of
 
 
 def told(
-    optimizers: Sequence[str], names: Collection[str], described: Flattened, options: Options
+    optimizers: Sequence[str], names: Collection[str], described: Flattened, options: Options, tree: Any
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return warnings and notes on the `optimizers`, which have these names in the tree that is `described`. `names`
+    """Return warnings and notes on the `optimizers`, which have these names in the `tree` that is `described`. `names`
     are the tensors of it that the output has."""
     beginnings = tuple(f"{name}." for name in optimizers)
     states = [name for name in names if name.startswith(beginnings)]
     without = " ".join(f"--exclude '{beginning}*'" for beginning in beginnings)
+    without += f", or --key {key} for the weights alone" if (key := key_to_add(tree, options)) else ""
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     if cast := _narrowed(states, described, options.dtype or "keep"):

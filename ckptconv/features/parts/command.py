@@ -26,10 +26,10 @@ def finish_(
     ],
     **options: Any,
 ) -> None:
-    """Publish outputs that were made in parts (--part).
+    """Publish outputs that were converted in parts (--part).
 
-    OUTPUT is the one that the conversions with --part had. If parts are missing, finish publishes nothing, and names
-    them.
+    Specify the same OUTPUT as for the conversions with --part. If parts are missing, finish publishes nothing, and
+    lists the missing parts.
 
     \b
     Examples:

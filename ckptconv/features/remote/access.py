@@ -7,10 +7,14 @@ it is the requested range and version, and a file that is read whole has to matc
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
+import re
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from ckptconv.errors import CkptconvError, FailedError, MissingError, UsageError
@@ -54,6 +58,9 @@ _PASSING_ERRNOS = {
     errno.ENETRESET, errno.ECONNRESET, errno.ECONNABORTED, errno.ECONNREFUSED, getattr(errno, "EREMOTEIO", errno.EIO),
 }  # fmt: skip
 _LASTING_ERRORS = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError)
+# Of classes of file systems that serve one thread at a time.
+_locks: dict[Any, threading.RLock] = {}
+os.register_at_fork(after_in_child=_locks.clear)
 
 
 class ShortReadError(OSError):
@@ -98,7 +105,8 @@ def filesystem(url: str, options: Options | None = None) -> tuple[Any, str]:
         if bucket and not path.partition("/")[0]:
             raise UsageError(f"{url} specifies no {bucket}.", f"Add its name after {scheme}://.")
     try:
-        fs, inner = fsspec.core.url_to_fs(url, **(options or {}))
+        with _alone(fsspec.get_filesystem_class(re.split("::|://", url, maxsplit=1)[0])):  # it may read an archive
+            fs, inner = fsspec.core.url_to_fs(url, **(options or {}))
     except ImportError as error:
         raise UsageError(f"{url} requires a package that is not installed: {error}.", _extra(url)) from error
     except CkptconvError:  # of the file system of this package, which opens a checkpoint
@@ -147,8 +155,10 @@ def hint(error: BaseException) -> str:
             "Check the credentials and their permissions: in the environment, in fsspec's configuration, or in "
             "--storage-options."
         )
+    if isinstance(error, EOFError) or str(error) == "unexpected end of data":  # gzip's, and tarfile's
+        return "The archive is incomplete: copy it again."
     if type(error).__name__ == "ReadError":  # tarfile's
-        return "The name of a compressed archive must end in .tar.gz, .tar.bz2 or .tar.xz."
+        return "If the archive is compressed, its name must end in .tar.gz, .tar.bz2 or .tar.xz."
     if is_transient(error):
         return "Several attempts failed: try again later."
     return ""
@@ -229,7 +239,7 @@ def info(fs: Any, inner: str) -> dict[str, Any] | None:
     """Return fsspec's info of a path, requested anew; None if nothing is there."""
     _refresh(fs, inner)
     try:
-        facts: dict[str, Any] = retrying(lambda: stores.of(fs).call(fs, "info", inner))
+        facts: dict[str, Any] = retrying(lambda: _asked(fs, "info", inner))
     except (FileNotFoundError, NotADirectoryError) as error:
         if is_transient(error) or status(error) in (401, 403):
             raise error.__cause__ or error from None
@@ -240,7 +250,12 @@ def info(fs: Any, inner: str) -> dict[str, Any] | None:
 def names(fs: Any, inner: str) -> list[dict[str, Any]]:
     """List a directory, requested anew. Each entry is as `info` returns it."""
     _refresh(fs, inner)
-    return list(retrying(lambda: stores.of(fs).call(fs, "ls", inner, detail=True)))
+    return list(retrying(lambda: _asked(fs, "ls", inner, detail=True)))
+
+
+def _asked(fs: Any, method: str, inner: str, **settings: Any) -> Any:
+    with _alone(type(fs)):
+        return stores.of(fs).call(fs, method, inner, **settings)
 
 
 def _refresh(fs: Any, inner: str) -> None:
@@ -286,16 +301,23 @@ def ranges(fs: Any, inner: str, size: int, version: str) -> Ranges:
     store_ranges = stores.of(fs).ranges
     if store_ranges:
         return store_ranges(fs, inner, size, version)
-    if fs.async_impl:
+    if type(fs).async_impl:
         return lambda start, stop, put: put(0, fs.cat_file(inner, start=start, end=stop))
-    return from_file(fs, inner)
+    # A file system that caches the files of another, its `fs`, chooses how.
+    read = from_file(fs, inner, **({} if hasattr(fs, "fs") else {"cache_type": "none"}))
+
+    def read_alone(start: int, stop: int, put: Put) -> None:
+        with _alone(type(fs)):
+            read(start, stop, put)
+
+    return read_alone
 
 
 def from_file(fs: Any, inner: str, **settings: Any) -> Ranges:
     """Return a function that reads ranges of a file that the file system opens, with its `settings`."""
 
     def read(start: int, stop: int, put: Put) -> None:
-        with fs.open(inner, "rb", cache_type="none", **settings) as opened:
+        with fs.open(inner, "rb", **settings) as opened:
             opened.seek(start)
             put(0, opened.read(stop - start))
 
@@ -304,7 +326,24 @@ def from_file(fs: Any, inner: str, **settings: Any) -> Ranges:
 
 def is_parallel(fs: Any) -> bool:
     """Return whether a file system serves several threads at once."""
-    return bool(fs.async_impl) or stores.of(fs).parallel
+    return _serves_threads(type(fs))
+
+
+def _serves_threads(kind: Any) -> bool:
+    # Of a file system that caches files of an asynchronous one, only the class says that it is not asynchronous.
+    return bool(kind.async_impl) or stores.of(kind).parallel
+
+
+def _alone(kind: Any) -> AbstractContextManager[object]:
+    """Return a context in which no other thread uses file systems of the class `kind`, unless they support that.
+
+    The open files of an archive share one handle, which each read moves; so do those of one file in memory. The files
+    of an FTP server share one connection, and two threads download one file over each other into a cache.
+    """
+    # One that reads with threads of its own, as that of this package does, would wait for itself.
+    if _serves_threads(kind) or getattr(kind, "reads_with_threads", False):
+        return contextlib.nullcontext()
+    return _locks.setdefault(kind, threading.RLock())
 
 
 def run(fs: Any, coroutine: Coroutine[Any, Any, T]) -> T:

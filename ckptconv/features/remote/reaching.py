@@ -37,14 +37,21 @@ def hint(path: str, options: Mapping[str, Any]) -> str:
     if meaning:
         return f"If it is {meaning.kind}, specify {meaning.url}."
     bucket, is_archive = at(path).bucket, path.startswith(("tar://", "zip://"))
-    if bucket or is_archive:
+    if bucket or is_archive or (path.startswith(("http://", "https://")) and "?" not in path):
         with contextlib.suppress(Exception):
             fs, inner = access.filesystem(path, options)
             name = inner.partition("/")[0]
             if bucket and access.info(fs, name) is None:
                 return f"There is no {bucket} {name}, or these credentials cannot access it."
-            names = fs.find("") if is_archive else fs.ls(inner.rstrip("/").rpartition("/")[0], detail=False)
-            if close := difflib.get_close_matches(inner.rstrip("/"), names, n=1, cutoff=0.8):
+            inner = inner.rstrip("/")
+            parent = inner.rpartition("/")[0]
+            # Not tried again: it is for a hint.
+            rows = () if is_archive else at(path).call(fs, "ls", parent, detail=True)
+            names = fs.find("") if is_archive else [row["name"].rstrip("/") for row in rows]
+            # In a long path, another file is similar too.
+            end = inner.rpartition("/")[2]
+            names = [name for name in names if difflib.get_close_matches(name.rpartition("/")[2], [end], cutoff=0.8)]
+            if close := difflib.get_close_matches(inner, names, n=1, cutoff=0.8):
                 return f"Did you mean {path.replace(inner, close[0], 1)}?"
     return ""
 

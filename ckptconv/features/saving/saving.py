@@ -68,7 +68,8 @@ def save_state_dict(
     module or an optimizer, is saved as what that returns, without `raw`. Other values of the state go into the
     structure record, as in a conversion. `metadata` is written in addition. `options` are the fields of `Options` that
     a conversion from memory can use: `max_shard_size`, `dtype`, `include`, `exclude`, `rename`, `structure`, `verify`,
-    `manifest` and so on. Warns of tensors inside objects that `load_state_dict` does not make again.
+    `manifest` and so on; with `like=PATH`, the output has the files, dtypes and configuration of the checkpoint that
+    `state` was loaded from. Warns of tensors inside objects that `load_state_dict` does not make again.
 
     `progress` and `on_total` are those of `convert`. Files get their final names when all are complete. Raise a
     CkptconvError: UsageError for values that cannot be stored.

@@ -42,12 +42,12 @@ def steps(
     ],
     **options: Any,
 ) -> None:
-    """Say which steps of a run are complete.
+    """Show which steps of a run are complete.
 
-    steps says of each step what it is, and whether it is complete. A step is complete if its files hold the bytes of
-    every tensor, and no marker of its trainer says otherwise. The last line names the last good step. No tensor data is
-    read, unless --check or --stats asks for it. Exit code 4: the newest step is not good. --last prints the last good
-    step then too; in a script with set -e: step=$(ckptconv steps --last RUN) || [ $? = 4 ].
+    steps shows the contents of each step, and whether it is complete. A step is complete if its files contain the bytes
+    of every tensor, and no marker of its trainer contradicts this. The last line names the last good step. Only --check
+    and --stats read tensor data. Exit code 4: the newest step is not good. --last also prints the last good step in
+    this case; in a script with set -e: step=$(ckptconv steps --last RUN) || [ $? = 4 ].
 
     \b
     Examples:

@@ -32,7 +32,7 @@ from ckptconv.text import reason, some
 if TYPE_CHECKING:
     from ckptconv.result import Report
 
-_LEFT = "The steps that were left were not touched."
+_LEFT = "The remaining steps were not changed."
 
 
 def carry_out(
@@ -86,9 +86,9 @@ def _check_stays(area: Area, step: Step) -> None:
         try:
             now = os.stat(path, dir_fd=area.home.fd)
         except OSError as error:
-            raise UnsafeError(f"{step.path} must stay, but {path} is missing: {reason(error)}. {_LEFT}") from error
+            raise UnsafeError(f"{step.path} must be kept, but {path} is missing: {reason(error)}. {_LEFT}") from error
         if entry.kind == "file" and (now.st_size, now.st_mtime) != (entry.file.size, entry.time):
-            raise UnsafeError(f"{step.path} must stay, but {path} has changed since it was checked. {_LEFT}")
+            raise UnsafeError(f"{step.path} must be kept, but {path} has changed since it was checked. {_LEFT}")
 
 
 def _write_reduced(area: Area, planned: Planned, dtype: Any, reaching: Mapping[str, Any], new: str) -> None:
@@ -108,7 +108,7 @@ def _write_reduced(area: Area, planned: Planned, dtype: Any, reaching: Mapping[s
     if before and _format_at(place) != before:
         raise UnsupportedError(
             f"{planned.judged.step.path} cannot be reduced: next to {some(planned.files, form=str)}, its weights would "
-            "be read as another format. It was left alone."
+            "be read as another format. The step was not changed."
         )
 
 
@@ -165,7 +165,7 @@ def _write_delta(area: Area, judged: Judged, base: Judged, new: str, reaching: M
     compare that with the step. Raise UnsupportedError if this program has no deltas."""
     diff, patch = (getattr(import_module("ckptconv"), name, None) for name in ("diff", "patch"))
     if not (diff and patch and DESCRIBING):
-        raise UnsupportedError("--as delta needs deltas, which were left out of this program.")
+        raise UnsupportedError("--as delta requires deltas, which this installation does not support.")
     suffix, reader = next(iter(DESCRIBING.items()))
     place, name = os.path.join(area.path, new), f"model{suffix}"
     delta, whole = os.path.join(place, "delta"), os.path.join(place, name)
@@ -175,7 +175,7 @@ def _write_delta(area: Area, judged: Judged, base: Judged, new: str, reaching: M
         _dated(written, judged.step.time)
     patch(os.path.realpath(base.path), delta, whole, **reaching)
     if not diff(judged.path, whole, measure=False, **reaching).equal:
-        raise DifferenceError(f"{whole} differs from {judged.path}, which it was to replace.")
+        raise DifferenceError(f"{whole} differs from {judged.path}, which was not replaced.")
     # A run that is moved keeps its bases.
     home = area.home.path
     with Handle.open(place) as written:

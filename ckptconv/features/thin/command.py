@@ -30,17 +30,10 @@ OTHER_OPTIONS = {
     "--keep --last --keep-n --save-total-limit --max-to-keep --keep-latest-k --total-limit --max-checkpoints "
     "--checkpoints-total-limit": "Use --keep-last N.",
     "--keep-period": "Use --keep-every N.",
-    "--older-than --older --max-age": "Use --keep-within TIME, such as --keep-within 7d; --age is another limit.",
+    "--older-than --older --max-age": "Use --keep-within TIME, such as --keep-within 7d; --age is a different limit.",
 }
-_WOULD = {"keep": "stays", "remove": "would go", "lessen": "would be reduced"}
-_DONE = {"keep": "stays", "remove": "went", "lessen": "reduced"}
-# Verbs for the steps that stay, and for the others, by whether these are reduced, and whether it was done.
-_TOGETHER = {
-    (False, False): ("stay", "would go"),
-    (False, True): ("stayed", "went"),
-    (True, False): ("stay", "would be reduced"),
-    (True, True): ("stayed", "reduced"),
-}
+_WOULD = {"keep": "kept", "remove": "would be removed", "lessen": "would be reduced"}
+_DONE = {"keep": "kept", "remove": "removed", "lessen": "reduced"}
 # The most names in a line.
 _MOST_NAMES = 20
 
@@ -50,14 +43,14 @@ def thin(
     run: Annotated[str, typer.Argument(metavar="RUN", show_default=False, help="The directory of a run.")],
     **options: Any,
 ) -> None:
-    """Remove the steps of this run that a policy does not keep.
+    """Remove steps of a run that a policy does not keep.
 
-    thin lists the steps to keep and to remove, with their sizes; only --yes removes them. A step is kept if any of the
-    --keep options keeps it, or if the newest trainer_state.json names it as the best. thin never removes the last good
-    step, a step that is not good or not readable, a step that changed recently (--age), or a step that `latest` or a
-    link names. Only --check and --stats read data to say which steps are good. With --drop or --as, the other steps are
-    not removed, but reduced to their weights and small files, after a comparison. The next run with --yes finishes an
-    interrupted one.
+    thin lists the steps to keep and to remove, with their sizes; only --yes removes steps. A step is kept if a --keep
+    option selects it, or if the newest trainer_state.json names it as the best. thin never removes the last good step,
+    a step that is not good or not readable, a step that changed recently (--age), or a step that `latest` or a link
+    names. Only --check and --stats read data to decide which steps are good. With --drop or --as, the other steps are
+    not removed, but reduced to their weights and small files, after a comparison. The next thin --yes finishes an
+    interrupted run of thin.
 
     \b
     Examples:
@@ -78,15 +71,15 @@ def thin(
     chosen = filled(THIN, options)
     if is_remote(normalize(run)) and chosen["yes"]:
         raise UnsupportedError(
-            f"{run} is on a store, where a step cannot be removed in one piece: thin removes steps of local runs only.",
-            "Without --yes, it says which steps would go.",
+            f"{run} is on a store, which cannot remove a step in one operation: thin removes steps of local runs only.",
+            "Without --yes, thin lists the steps that would be removed.",
         )
     if not chosen["keep_best"] and (chosen["metric"] or chosen["highest"] or chosen["lowest"]):
-        raise UsageError("--metric, --highest and --lowest say how --keep-best compares.", "Give --keep-best FILE too.")
+        raise UsageError("--metric, --highest and --lowest require --keep-best.", "Specify --keep-best FILE.")
     if chosen["highest"] and chosen["lowest"]:
-        raise UsageError("--highest and --lowest exclude each other.", "Give one of them.")
+        raise UsageError("--highest and --lowest cannot be combined.", "Use one of them.")
     if chosen["remove"] and (chosen["drop"] or chosen["as_"]):
-        raise UsageError("--remove removes, and --drop and --as reduce: they cannot be given together.")
+        raise UsageError("--remove cannot be combined with --drop or --as, which reduce steps.")
     left: dict[str, int | None] = {}
     with refusing_attacks(not inert), shown_by(output) as progress:
         plan = functools.partial(planned, run, chosen, stores, inert, progress)
@@ -145,7 +138,7 @@ def _warnings(thinning: Thinning) -> Iterator[str]:
 
     files = sum(FILE in step.why for step in thinning.steps)
     if files:
-        yield f"Steps that are files stay as they are ({files:,} here): --drop and --as reduce directories only."
+        yield f"Steps that are files are kept unchanged ({files:,} here): --drop and --as reduce only directories."
     yield from thinning.run.warnings
 
 
@@ -165,22 +158,20 @@ def _lines(report: ThinReport, chosen: Mapping[str, Any]) -> Iterator[str]:
     rows = [(step.name, _sizes([step]), words[step.action], ", ".join(step.why)) for step in report.steps]
     yield from in_columns(rows, right=(1,))
     if report.beside:
-        yield f"not counted, and left alone unless --remove names it: {listed(report.beside)}"
+        yield f"not counted as steps, and kept unless --remove names them: {listed(report.beside)}"
     if report.finished:
-        yield f"an earlier run was finished: {', '.join(report.finished)}"
+        yield f"finished an interrupted run of thin: {', '.join(report.finished)}"
     others = [step for step in report.steps if step.action != "keep"]
     if lost := dict.fromkeys(name for step in others for name in step.lost):
-        goes = "went too" if report.carried_out else "would go too"
+        removed = "also removed" if report.carried_out else "would also be removed"
         names = some([*lost], _MOST_NAMES, str)
-        yield f"{names} {goes}: reduced steps keep their weights and small files that have a suffix, but no pickles"
+        yield f"{names} {removed}: reduced steps keep their weights and small files with a suffix, except pickles"
     if others and not (report.carried_out or chosen["check"] or chosen["stats"]):
-        yield "good is by sizes and markers: no data was read; --check compares digests, --stats looks for NaN"
-    stay, go = _TOGETHER[bool(chosen["drop"] or chosen["as_"]), report.carried_out]
-    kept = len(report.steps) - len(others)
-    stay = "stays" if (kept, stay) == (1, "stay") else stay
+        yield "steps were judged by sizes and markers, not by data; --check compares digests, --stats searches for NaN"
+    action = words["lessen" if chosen["drop"] or chosen["as_"] else "remove"]
     yield (
-        f"{count_of(kept, 'step')} {stay} ({format_size(report.kept_bytes)} in all), "
-        f"{count_of(len(others), 'step')} {go} ({_sizes(others)} in all)"
+        f"{count_of(len(report.steps) - len(others), 'step')} kept ({format_size(report.kept_bytes)} in total), "
+        f"{count_of(len(others), 'step')} {action} ({_sizes(others)} in total)"
     )
     if not report.carried_out:
-        yield f"nothing was changed: {'--yes does it' if others else f'no step {go}'}"
+        yield f"nothing was changed: {'add --yes to make these changes' if others else f'no step {action}'}"

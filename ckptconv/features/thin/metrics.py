@@ -46,8 +46,11 @@ def best_of(
         if step is not None and value is not None and step == int(step):
             found[int(step)] = value
     if not found:
-        what = f"{metric} of a step" if metric else f"{' or '.join(USUAL)} of a step"
-        raise UsageError(f"{place} has no {what}.", f"It has {some(list(known), 8, str)}: name one with --metric.")
+        what = metric or " or ".join(USUAL)
+        raise UsageError(
+            f"{place} has no {what} for any step.",
+            f"It contains {some(list(known), 8, str)}: select one with --metric.",
+        )
     there = [step for step in found if step in among]
     ranked = sorted(there, key=lambda step: (-found[step] if highest else found[step], -step))
     return chosen, {step: found[step] for step in ranked[:count]}
@@ -79,7 +82,7 @@ def _rows(place: Location, text: str) -> Iterator[Mapping[str, Any]]:
     try:
         whole = json.loads(text)
     except RecursionError:
-        raise CorruptError(f"{place} is nested too deep.") from None
+        raise CorruptError(f"{place} is nested too deeply.") from None
     except ValueError:
         whole = None
     if whole is None:
@@ -87,7 +90,7 @@ def _rows(place: Location, text: str) -> Iterator[Mapping[str, Any]]:
             try:
                 row = json.loads(line) if line.strip() else {}
             except (ValueError, RecursionError):
-                raise CorruptError(f"{place}: line {number} is no JSON.") from None
+                raise CorruptError(f"{place}: line {number} is not valid JSON.") from None
             if isinstance(row, dict):
                 yield row
         return

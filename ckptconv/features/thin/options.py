@@ -24,9 +24,9 @@ def parse_time(value: Any, called: str) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST:
         return value
     if match is None:
-        raise UsageError(f"{called} {brief(value)} is no time.", "Times are written as 90s, 10m, 2h, 7d or 4w.")
+        raise UsageError(f"{called} {brief(value)} is not a time.", "Use a time such as 90s, 10m, 2h, 7d or 4w.")
     if not match[2] and int(match[1]):
-        hint = f"Write {value}h or {value}d if you mean that, and {value}s if you mean seconds."
+        hint = f"Use {value}s for seconds, {value}h for hours, or {value}d for days."
         raise UsageError(f"{called} {value} has no unit.", hint)
     return int(match[1]) * _SECONDS[match[2] or "s"]
 
@@ -42,7 +42,7 @@ class _Thin:
     keep_every = Option(_COUNT, "Keep steps whose number is a multiple of N.", metavar="N", group=TAKE, common=True)
     keep_best = Option(
         PATH,
-        "Keep the best step by FILE, which has metrics of steps: JSON lines, CSV, or trainer_state.json.",
+        "Keep the best step according to the metrics in FILE: JSON lines, CSV, or trainer_state.json.",
         metavar="FILE",
         group=TAKE,
         common=True,
@@ -52,22 +52,22 @@ class _Thin:
         "The metric that --keep-best compares.",
         metavar="NAME",
         group=TAKE,
-        fallback="eval_loss, else val_loss, valid_loss or loss",
+        fallback="eval_loss, otherwise val_loss, valid_loss or loss",
     )
     highest = Option(FLAG, "With --keep-best, a higher metric is better.", group=TAKE)
     lowest = Option(
         FLAG, "With --keep-best, a lower metric is better: the default, except for metrics such as acc.", group=TAKE
     )
-    best = Option(_COUNT, "With --keep-best, keep the best N.", metavar="N", default=1, group=TAKE)
+    best = Option(_COUNT, "With --keep-best, keep the best N steps.", metavar="N", default=1, group=TAKE)
     keep_within = Option(SECONDS, "Keep steps that are at most TIME older than the newest.", metavar="TIME", group=TAKE)
     keep_hourly, keep_daily, keep_weekly, keep_monthly, keep_yearly = (
         Option(_COUNT, f"Keep the last step of each of the last N {period}, in UTC.", metavar="N", group=TAKE)
-        for period in ("hours that have any", "days", "weeks", "months", "years")
+        for period in ("hours with steps", "days", "weeks", "months", "years")
     )
     keep_step = Option(TEXTS, "Keep the step of this name or number; repeatable.", metavar="STEP", group=TAKE)
     remove = Option(
         TEXTS,
-        "Remove the step of this name too, or the output or further entry of its number; repeatable.",
+        "Also remove the step NAME, or the output or other entry NAME next to the steps; repeatable.",
         metavar="NAME",
         group=TAKE,
     )
@@ -87,13 +87,11 @@ class _Thin:
         common=True,
     )
     as_ = COMMAND["as_"].explained(
-        "Reduce the other steps in this way, and cast their weights to DTYPE; or with delta, keep only the differences "
-        "of their weights from a kept step.",
+        "Reduce the other steps as --drop optimizer does, and cast their weights to DTYPE. With delta, keep only the "
+        "differences of their weights from a kept step.",
         kind=choice("bf16", "fp16", "fp32", "delta"),
     )
-    yes = Option(
-        FLAG, "Make the changes. Without this, list the changes, and change nothing.", group=RUNNING, common=True
-    )
+    yes = Option(FLAG, "Make the changes. Without --yes, thin only lists them.", group=RUNNING, common=True)
 
 
 THIN = options_in(_Thin) | READING

@@ -34,7 +34,7 @@ from ckptconv.text import some
 
 KEEP = "keep"
 # Why a step of files stays where others are reduced.
-FILE = "a file, and only directories are reduced"
+FILE = "a file: only directories are reduced"
 # Ends of the names of files that a reduced step does not keep: weights, their indexes, and pickles.
 _NOT_KEPT = (*WEIGHTS, INDEX, ".pkl")
 
@@ -76,7 +76,7 @@ def run_of(place: Location) -> Run:
     except UsageError as error:
         if f"{place} is one step of a run" in error.message:
             words = (place.parent.path or ".", "--remove", place.name)
-            error.hint += f" To remove this step alone: ckptconv thin {' '.join(map(shlex.quote, words))}"
+            error.hint += f" To remove only this step: ckptconv thin {' '.join(map(shlex.quote, words))}"
         raise
 
 
@@ -100,7 +100,7 @@ def planned(
     ]
     policy = policy_of(options, every, stores)
     for name in {*options["remove"]} - {known.step.name for known in (*every, *beside)}:
-        raise UsageError(f"--remove {name}: there is nothing of this name among the steps and their outputs.")
+        raise UsageError(f"--remove {name}: neither a step nor an entry next to the steps has this name.")
     held = held_steps(run, every, beside, options)
     candidates = [
         Candidate(known.step.name, known.step.number, known.step.time, known.is_good, tuple(held[known.step.name]))
@@ -174,14 +174,14 @@ def policy_of(options: Mapping[str, Any], every: Sequence[Judged], stores: Mappi
         except MissingError as error:
             states = [known.step.at(path).path for known in reversed(every) if (path := _state_of(known.step))]
             path = (states or [f"STEP/{STATE}"])[0]
-            error.hint = f"--keep-best takes a file with metrics, such as {path}; --metric NAME selects one of them."
+            error.hint = f"--keep-best requires a file with metrics, such as {path}; --metric selects a metric."
             raise
         if may_be_highest(metric) and not (options["highest"] or options["lowest"]):
             raise UsageError(
-                f"--metric {metric}: it is not said whether a higher or a lower value is better.",
-                "Give --highest or --lowest.",
+                f"--metric {metric}: specify whether a higher or a lower value is better.",
+                "Use --highest or --lowest.",
             )
-        order = "the highest" if options["highest"] else "the lowest; --highest for the other way"
+        order = "highest" if options["highest"] else "lowest; use --highest for the highest"
         best = {
             known.step.name: f"best ({metric} {values[known.step.number]:.6g}, {order})"
             for known in every
@@ -197,12 +197,12 @@ def policy_of(options: Mapping[str, Any], every: Sequence[Judged], stores: Mappi
     )
     if policy.is_empty and not options["remove"]:
         raise UsageError(
-            "Nothing says which steps stay, and thin would remove all but the last good one.",
-            "Give --keep-last N, for one.",
+            "No option selects steps to keep: thin would remove all steps except the last good step.",
+            "Specify a --keep option, such as --keep-last N.",
         )
     names = {name for known in every for name in (known.step.name, str(known.step.number))}
     for name in policy.names - names:
-        raise UsageError(f"--keep-step {name}: there is no such step.")
+        raise UsageError(f"--keep-step {name}: no step has this name or number.")
     return policy
 
 
@@ -212,7 +212,7 @@ def _best_of_trainer(every: Sequence[Judged]) -> dict[str, str]:
     last = newest_good(every)
     path = _state_of(last.step) if last else ""
     named = best_named(last.step.at(path)) if last and path else ""
-    return {named: f"best by {path}"} if named else {}
+    return {named: f"best according to {path}"} if named else {}
 
 
 def _state_of(step: Step) -> str:
@@ -238,11 +238,13 @@ def held_steps(
     }
     for other in run.beside:
         if other.like and other.like not in options["remove"]:
-            held[other.like].append(f"{other.step.name} has its number too")
+            held[other.like].append(f"{other.step.name} has the same step number")
     for step in [] if run.is_named else run.steps:
         if step.name not in options["remove"] and not _is_surely_step(step, run):
             name = run.place.join(step.series[0] if step.series else step.name)
-            held[step.name].append(f"its number may not be that of a step: '{name}' names steps")
+            held[step.name].append(
+                f"its number may not be a step number; to select these files as steps: thin '{name}'"
+            )
     return held
 
 
@@ -264,9 +266,9 @@ def _reasons(
     step = known.step
     own = os.path.realpath(step.path)
     if used is None:
-        yield "a virtual checkpoint that cannot be read may be made of it"
+        yield "a virtual checkpoint that cannot be read may refer to it"
     elif any(path == own or path.startswith(f"{own}/") for path in used):
-        yield "other steps are made of it"
+        yield "a virtual checkpoint refers to it"
     if is_last:
         yield "the last good step"
     names = [name for name, target in run.naming.items() if target == step.name]
@@ -277,7 +279,7 @@ def _reasons(
     elif not known.is_good:
         yield f"not good: {known.damage.rstrip('.')}" if known.damage else "not good"
     if step.time is None:
-        yield "its age is not known"
+        yield "its age is unknown"
     elif step.time > latest:
         yield f"younger than {format_time(age)} (--age)"
     if step.links:
@@ -316,9 +318,9 @@ def _strange(run: Run, step: Step) -> Iterator[str]:
     directories = {path.rpartition("/")[0] for path in step.files}
     inner = {name for path in directories for name in path.split("/")[1:]}
     if any(name.startswith(".") for name in inner) or sum(number_of(name) is not None for name in inner) > 1:
-        yield "has more than one step's files in it"
+        yield "contains files of several steps"
     if any(entry.kind == "directory" for entry in step.files.values()):
-        yield "has directories in it that lie too deep"
+        yield "contains directories that are nested too deeply"
     with Handle.open(resolved(run.place.path or ".")) as home:
         try:
             for name in step.names:

@@ -11,7 +11,7 @@ class ThinnedStep:
     """A step of a run."""
 
     name: str
-    """The name of its directory in the run; of a step of files, that of the file with the weights."""
+    """The name of its directory in the run; for a step of files, the name of the file with the weights."""
 
     number: int | None
     """The number in its name; null if it has none."""
@@ -20,23 +20,22 @@ class ThinnedStep:
     """When the last of its files changed, in seconds since 1970; null if the store does not say."""
 
     bytes: int
-    """The sizes of its files, together."""
+    """The total size of its files."""
 
     action: str
-    """The action on the step: keep, remove, or lessen, which reduces the step to its weights and small files."""
+    """The action: keep, remove, or lessen, which reduces it to its weights and small files."""
 
     why: Sequence[str]
-    """The reasons why the step stays; empty if it does not."""
+    """Why it is kept; empty if it is not."""
 
     done: bool = False
-    """Whether the action was carried out; false for steps that stay."""
+    """Whether the action was carried out; false for a kept step."""
 
     left_bytes: int | None = None
-    """Size of the files that are left of the step, or would be; null for a delta that is not written yet."""
+    """The total size of its files after the action; null for a delta that is not written yet."""
 
     lost: Sequence[str] = ()
-    """Files that a reduced step loses together with the optimizer, although they hold neither its states nor weights.
-    """
+    """Files that a reduced step loses, besides weights and optimizer states."""
 
 
 @dataclass
@@ -47,25 +46,25 @@ class ThinReport:
     """The run."""
 
     path: str
-    """The directory in which its steps are."""
+    """The directory that contains its steps."""
 
     steps: Sequence[ThinnedStep]
     """The steps, the oldest first."""
 
     carried_out: bool
-    """Whether the actions were carried out, as with --yes."""
+    """Whether the actions were carried out (--yes)."""
 
     kept_bytes: int
-    """Bytes of the steps that stay."""
+    """Bytes of the kept steps."""
 
     removed_bytes: int
-    """Bytes of the steps that go or are reduced, as they are before."""
+    """Bytes of the removed and reduced steps, before the action."""
 
     beside: Mapping[str, str] = field(default_factory=dict)
-    """Entries with the number of a step that do not count as steps, and stay: {name: reason}."""
+    """Kept entries that have the number of a step, but do not count as steps: {name: why}."""
 
     finished: Sequence[str] = ()
-    """Steps that an earlier run had begun, and that were finished now."""
+    """Steps of an interrupted run of thin that this run finished."""
 
     warnings: Sequence[str] = ()
     """Warnings, one sentence each."""

@@ -53,7 +53,7 @@ def plan_restored(source: Source, path: str, options: Options) -> tuple[FilePlan
         if described.tensors and not chosen.names:
             raise UsageError(f"No tensors are left to write: all {len(described.tensors)} are excluded.")
         flat = {name: chosen.cast(name) for name in chosen.tensors}
-        notices = _noticed(chosen, flat, notices, options)
+        notices = _noticed(source, chosen, flat, notices, options)
         tree = unflatten(flat, described.structure if options.structure else None, live_values=False)
     try:
         written = TorchTree(tree, options.opaque)
@@ -78,15 +78,17 @@ def _warnings(left_out: Mapping[str, str], demoted: Mapping[str, str], kept: Map
         yield f"torch.load with weights_only=False will run the code of the classes of: {shown(kept)}"
 
 
-def _noticed(chosen: Selected, flat: Mapping[str, LazyTensor], notices: Notices, options: Options) -> Notices:
-    """Return `notices` with those about the tensors that were chosen, which are stored as `flat`."""
+def _noticed(
+    source: Source, chosen: Selected, flat: Mapping[str, LazyTensor], notices: Notices, options: Options
+) -> Notices:
+    """Return `notices` with those about the tensors of `source` that were chosen, which are stored as `flat`."""
     known, names = chosen.known, chosen.names
     cast = [old for old, new in names.items() if flat[new].dtype != known[old].dtype]
     if cast:
         selection.check_unscaled(cast, known, chosen.dtype)
     left = selection.left_alone({name: flat[name] for name in flat if name in chosen.uncastable}, chosen.dtype)
     return notices._replace(
-        idle=chosen.idle(options),
+        idle=chosen.idle(options, source.weights),
         warnings=(*chosen.warnings, *left),
         notes=chosen.notes,
         record=chosen.record or notices.record,

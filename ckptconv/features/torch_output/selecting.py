@@ -7,7 +7,7 @@ from typing import Any
 
 from ckptconv.errors import UsageError
 from ckptconv.features.torch_files import writable
-from ckptconv.formats.optimizers import optimizers_in
+from ckptconv.formats.optimizers import optimizers_in, subtree, weights_key
 from ckptconv.formats.registered import NUMBERS
 from ckptconv.formats.source import Source
 from ckptconv.options.table import NONE, Options
@@ -51,8 +51,9 @@ def selected_tree(source: Source, options: Options, rename: Rename = selection.r
     names = names_of(source, known, options, choice, rename)
     uncastable = described.uncastable | selection.scales(known)
     module = of_feature(NUMBERS, "among")
-    optimizers = [name for name, _ in optimizers_in(tree)] if module and isinstance(tree, Mapping) else []
-    warnings, notes = module.told(optimizers, names, described, options) if optimizers else ((), ())
+    around = weights_key(tree).rpartition(".")[0]
+    optimizers = [f"{around}.{name}".lstrip(".") for name, _ in optimizers_in(subtree(tree, around))] if module else []
+    warnings, notes = module.told(optimizers, names, described, options, tree) if optimizers else ((), ())
     if options.structure and not ways and any(old != new for old, new in names.items()):
         state, lost = with_keys(tree, known, names)
         if state is None:

@@ -13,13 +13,13 @@ PAGES = ()
 # The features that it builds on.
 NEEDS = ("pairs", "regexes")
 # Advice about an output that does not agree with itself, and about a file that is not what it says.
-STALE = "It belongs to another version of these files; convert again."
+STALE = "The file belongs to another version of the output; convert again."
 AGAIN = "The file was damaged or changed since it was written; convert again."
 OTHER_SOURCE = (
-    "`ckptconv diff` compares any two checkpoints. If the source is another one, or was changed since, give the right "
-    "one; else "
+    "`ckptconv diff` compares any two checkpoints. If the output has another source, or SOURCE has changed since, "
+    "specify the original source; otherwise, "
 )
 CONVERTED_SO = (
-    f"{OTHER_SOURCE}give --for-hub, --key, --include, --exclude, --strip-prefix and --rename as the conversion had "
-    "them. The order is: verify SOURCE OUTPUT."
+    f"{OTHER_SOURCE}use the same --for-hub, --key, --include, --exclude, --strip-prefix and --rename as the conversion."
+    " The order of arguments is: verify SOURCE OUTPUT."
 )

@@ -100,7 +100,7 @@ def _put_together(kernel: Join, parts: Sequence[Array]) -> Array:
     result: Array = numpy_module().zeros(parts[0].shape, f"u{kernel.result}")
     for part, (_, shift, width) in zip(parts, kernel.kinds, strict=True):
         if part.size and int(part.max()) >= 1 << width:
-            raise UsageError(f"A value is {int(part.max())}, and is to be stored in {width} bits.")
+            raise UsageError(f"The value {int(part.max())} does not fit in {width} bits.")
         result += part.astype(result.dtype) * result.dtype.type(1 << shift)
     return result
 
@@ -182,7 +182,7 @@ def cast(source: str, target: str, bits: Array) -> Array:
     if source == target:
         return bits
     if target not in FORMATS or source not in (*FORMATS, *_BYTES, "float8_e8m0fnu"):
-        raise UnsupportedError(f"A cast from {source} to {target} cannot be verified: no reference for it is known.")
+        raise UnsupportedError(f"A cast from {source} to {target} cannot be verified: no reference is known.")
     with np.errstate(all="ignore"):
         exact = values(source, bits)
         rounded = nearest(exact, FORMATS[target])

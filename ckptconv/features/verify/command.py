@@ -22,8 +22,8 @@ OTHER_OPTIONS = {
         "ckptconv verify OUTPUT, without SOURCE, compares the files with the digests in its manifest."
     ),
     "verify --checksum --checksums": (
-        "Checksums in SOURCE are compared when it is converted: ckptconv convert SOURCE OUTPUT --checksum. For digests "
-        "in the manifest of OUTPUT, leave SOURCE out."
+        "To compare the checksums in SOURCE, use: ckptconv convert SOURCE OUTPUT --checksum. To compare the digests in "
+        "the manifest of OUTPUT, omit SOURCE."
     ),
 }
 OTHER_WORDS = {"verify": ("check", "validate", "test")}
@@ -34,17 +34,17 @@ OTHER_WORDS = {"verify": ("check", "validate", "test")}
     VERIFYING["states"],
     *(each.explained("Verify the universal checkpoint in DIR.") for each in named("universal")),
     OPTIONS["for_hub"].explained("OUTPUT was written with --for-hub."),
-    OPTIONS["to"].explained("OUTPUT is of this kind.", "from its name and the manifest"),
+    OPTIONS["to"].explained("The kind of OUTPUT.", "from its name and the manifest"),
     *named("zero_stage fresh_optimizer per_rank opaque drop_opaque"),
     *named("chunks model_key optimizer_key flat_optimizer fill_states order"),
-    OPTIONS["manifest"].explained("The manifest that the conversion wrote; default: the one in OUTPUT."),
+    OPTIONS["manifest"].explained("The manifest of the conversion (default: the manifest in OUTPUT)."),
     *TENSORS,
     *named("spool_dir"),
     *SHOWING,
 )
 def verify_(
     source: Annotated[
-        str, typer.Argument(metavar="SOURCE", show_default=False, help="The source, of any format; or an OUTPUT alone.")
+        str, typer.Argument(metavar="SOURCE", show_default=False, help="The source, of any format; or only an output.")
     ],
     output: Annotated[
         str | None, typer.Argument(metavar="OUTPUT", show_default=False, help="The output of the conversion.")
@@ -53,10 +53,11 @@ def verify_(
 ) -> None:
     """Check that an output matches its source bit for bit.
 
-    verify reads both again, with code that conversions do not use, and compares every name, dtype, shape, tied name and
-    structure record, and every element bit for bit. It takes the options of the conversion from its manifest, in OUTPUT
-    or --manifest FILE; options given here override them. Exit code 1: they differ, and the error names the difference.
-    An OUTPUT alone is compared with the digests in its manifest, which a conversion with --digest writes.
+    verify reads SOURCE and OUTPUT with code that conversions do not use. It compares every name, dtype, shape, tied
+    name and structure record, and every element bit for bit. It reads the options of the conversion from its manifest,
+    in OUTPUT or --manifest FILE; options on the command line override them. Exit code 1: SOURCE and OUTPUT differ; the
+    error names the difference. Without SOURCE, verify compares OUTPUT with the digests in its manifest, which a
+    conversion with --digest writes.
 
     \b
     Examples:
@@ -84,9 +85,9 @@ def _report(done: Verification, verbose: bool) -> list[str]:
         lines.append(f"{verb} {len(done.outputs)} files in {places} ({together})")
     if done.manifest:
         chosen = ", ".join(f"{name}={value}" for name, value in done.options.items())
-        lines.append(f"converted with {chosen}, says {done.manifest}")
+        lines.append(f"converted with {chosen}, according to {done.manifest}")
     lines.extend(done.notes)
-    tied = f", {count_of(len(done.aliases), 'tied name')} among them" if done.aliases else ""
+    tied = f", including {count_of(len(done.aliases), 'tied name')}" if done.aliases else ""
     averaged = f" averaged with {count_of(len(done.averaged), 'other')}" if done.averaged else ""
     merged = f" with {count_of(len(done.adapters), 'adapter')} merged" if done.adapters else ""
     patched = f" with {count_of(len(done.deltas), 'delta')} applied" if done.deltas else ""
@@ -96,5 +97,5 @@ def _report(done: Verification, verbose: bool) -> list[str]:
         f"peak memory {format_memory(done.peak_rss_bytes)}"
     )
     if done.unchecked:
-        lines.append(f"{done.input} has checksums of its own, which were not compared: convert --checksum does.")
+        lines.append(f"{done.input} contains checksums, which were not compared: convert --checksum compares them.")
     return lines

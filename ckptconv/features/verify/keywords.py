@@ -8,8 +8,8 @@ from ckptconv.options.table import OPTIONS
 VERIFYING = {
     **{name: option for name, option in OPTIONS.items() if name != "optimizer"},
     "states": OPTIONS["states"].explained(
-        "The optimizer states: those that the conversion wrote there, or of a checkpoint of "
-        "torch.distributed.checkpoint those that went into it.",
+        "The optimizer states that the conversion wrote; for a checkpoint of torch.distributed.checkpoint, the states "
+        "that the conversion read.",
         former="--optimizer",
     ),
 }

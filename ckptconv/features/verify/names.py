@@ -100,8 +100,7 @@ def other_kind(pair: ExpectedPair) -> DifferenceError | None:
         if expected != actual:
             return DifferenceError(
                 f"{path}: {name!r} has {aspect} {actual}, but the source has {aspect} {expected}.",
-                "Give --dtype as the conversion had it, and leave it out if that had none; or give the --manifest that "
-                "it wrote."
+                "Use the same --dtype as the conversion, or none if it had none; or specify its --manifest."
                 if aspect == "dtype"
                 else "",
                 what=aspect,
@@ -118,16 +117,16 @@ def _check_names(source: Source, expected: Expected, written: Written, options: 
     for removed, kept in written.aliases.items():
         why = ""
         if options.tied == "duplicate":
-            why = "every name should have its own bytes"
+            why = "--tied duplicate requires separate bytes for every name"
         elif removed not in expected.tensors or removed in _RESERVED:
-            why = "no tensor of that name belongs there"
+            why = "no tensor of that name was expected"
         elif removed in written.tensors:
             why = f"{removed!r} is stored separately"
         elif kept not in written.tensors:
             why = f"the tensor {kept!r} does not exist"
         if why:
             raise DifferenceError(
-                f"{written.path}: its metadata says that {removed!r} is stored as {kept!r}, but {why}.",
+                f"{written.path}: its metadata records that {removed!r} is stored as {kept!r}, but {why}.",
                 CONVERTED_SO,
                 what="alias",
                 tensor=removed,
@@ -146,7 +145,7 @@ def _check_names(source: Source, expected: Expected, written: Written, options: 
     unexpected = [name for name in written.tensors if name not in expected.tensors]
     if unexpected:
         error = DifferenceError(
-            f"{written.homes[unexpected[0]]} holds {_tensors(unexpected)} that {source.path} does not have: "
+            f"{written.homes[unexpected[0]]} contains {_tensors(unexpected)} that {source.path} does not have: "
             f"{some(unexpected)}.",
             what="unexpected",
             tensor=unexpected[0],
@@ -164,7 +163,7 @@ def _option_for(missing: Sequence[str], stored: Sequence[str], source: Source) -
         return ""
     is_part = source.structured and len(stored) < len(missing)
     option = f"--key {prefix[:-1]}" if is_part else f"--strip-prefix {prefix}"
-    return f"It has the names of a conversion with {option}. "
+    return f"The output has the names of a conversion with {option}. "
 
 
 def check_structure(expected: Expected, written: Written) -> None:
@@ -175,8 +174,8 @@ def check_structure(expected: Expected, written: Written) -> None:
     stored = [name for name in expected.tensors if name not in written.aliases]
     if want is None and expected.flat:
         raise DifferenceError(
-            f"{written.structure_path}: it has a structure record, but should not.",
-            "If the conversion had no --no-structure, leave it out here too.",
+            f"{written.structure_path} contains a structure record, but none was expected.",
+            "If the conversion did not use --no-structure, omit it here too.",
             what="structure",
             file=written.structure_path,
         )
@@ -190,10 +189,10 @@ def check_structure(expected: Expected, written: Written) -> None:
     at = next(
         (i for i, (a, b) in enumerate(zip(want, got or "", strict=False)) if a != b), min(len(want), len(got or ""))
     )
-    where = "is missing" if got is None else f"differs from character {at} on: {got[at : at + 60]!r}"
+    where = "is missing" if got is None else f"differs at character {at}: found {got[at : at + 60]!r}"
     raise DifferenceError(
         f"{written.structure_path}: the structure record {where}; expected {want[at : at + 60]!r}.",
-        "Give --for-hub or --no-structure if the conversion had it. `ckptconv diff` compares any two checkpoints.",
+        "Use --for-hub or --no-structure if the conversion did. `ckptconv diff` compares any two checkpoints.",
         what="structure",
         file=written.structure_path,
         index=[at],
@@ -213,7 +212,7 @@ def check_shards(written: Written, options: Options) -> None:
     for path, size in sizes.items():
         if counts[path] > 1 and size > options.max_shard_size:
             raise DifferenceError(
-                f"{path} holds {size} bytes of tensors, more than --max-shard-size allows ({options.max_shard_size}).",
+                f"{path} contains {size} bytes of tensors, but --max-shard-size allows {options.max_shard_size}.",
                 what="file",
                 file=path,
                 expected=options.max_shard_size,

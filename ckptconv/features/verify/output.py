@@ -125,22 +125,22 @@ def read_directory(
             if not present:
                 inner = [name for name, entry in directory.names.items() if entry.kind == "directory"]
                 outputs = [name for name in inner if directory.child(name).has_file(MANIFEST)]
-                named = f"Name one of the outputs in it: {some(outputs, form=str)}." if outputs else ""
-                hint = unpublished(directory) or named or "The order is: verify SOURCE OUTPUT."
-                raise UsageError(f"{path} holds neither {single} nor {index}.", hint)
-            fact = f"{path} holds {some(present, 3, str)}, but no {index}."
+                named = f"Specify one of the outputs in it: {some(outputs, form=str)}." if outputs else ""
+                hint = unpublished(directory) or named or "The order of arguments is: verify SOURCE OUTPUT."
+                raise UsageError(f"{path} contains neither {single} nor {index}.", hint)
+            fact = f"{path} contains {some(present, 3, str)}, but no {index}."
             raise _file(index_path, fact, "The output is not complete.")
     paths = {name: join(path, name) for name in (*places, *shards)}
     missing = [name for name in shards if name not in places]
     if missing:
-        raise _file(paths[missing[0]], f"{index_path} names {some(missing, 3, str)}, not in {path}.", STALE)
+        raise _file(paths[missing[0]], f"{path} lacks {some(missing, 3, str)}, listed in {index_path}.", STALE)
     extra = [name for name in sorted(places) if name.endswith((SUFFIX, INDEX_SUFFIX)) and name != index]
     extra = [name for name in extra if name not in shards and paths[name] not in others]
     if extra:
         raise _file(
             paths[extra[0]],
-            f"{path} holds {some(extra, 3, str)}, which {'is' if len(extra) == 1 else 'are'} not part of the output.",
-            "Programs may load these files instead or in addition: remove them.",
+            f"{path} contains {some(extra, 3, str)}, not part of the output.",
+            "Remove these files: programs may load them instead of the output, or in addition.",
         )
     for name in sorted(shards):
         remaining = _add(written, paths[name], places[name], expected, metadata)
@@ -151,7 +151,9 @@ def read_directory(
             raise _header(paths[name], f"its metadata has {key!r}, which a conversion does not write")
     if METADATA_KEY in metadata:
         where = index_path if index in places else paths[single]
-        raise _header(where, f"it holds a structure record, but with several files the record is in {FILE_NAME}")
+        raise _header(
+            where, f"it contains a structure record, but with several files the record belongs in {FILE_NAME}"
+        )
     if index in places:
         _check_index(index_path, written, shards, metadata.pop("total_size", None))
         written.files.append(places[index].entry.file._replace(path=index_path))
@@ -236,11 +238,12 @@ def _check_index(path: str, written: Written, shards: Mapping[str, frozenset[str
     for shard, names in shards.items():
         wrong = sorted(names ^ where[shard])
         if wrong:
-            verb = "holds" if wrong[0] in names else "does not hold"
-            raise _in_index(path, f"it says that {shard} {verb} {wrong[0]!r}, which is not true", tensor=wrong[0])
+            lists = "lists" if wrong[0] in names else "does not list"
+            contains = "does not contain" if wrong[0] in names else "contains"
+            raise _in_index(path, f"it {lists} {wrong[0]!r} in {shard}, which {contains} it", tensor=wrong[0])
     size = sum(tensor.nbytes for tensor in written.tensors.values())
     if type(total) is not int or total != size:
-        raise _in_index(path, f"its total_size is {total!r}, but its files hold {size} bytes of tensors")
+        raise _in_index(path, f"its total_size is {total!r}, but its files contain {size} bytes of tensors")
 
 
 # ---------------------------------------------------------------------------------------------------------- a file
@@ -257,14 +260,14 @@ def _add(
         _check_with_library(path, place.path, tensors, metadata)
     for name in tensors:
         if name in written.tensors:
-            raise _header(path, f"it holds {name!r}, which {written.homes[name]} also holds", tensor=name)
+            raise _header(path, f"it contains {name!r}, which {written.homes[name]} also contains", tensor=name)
     written.tensors.update(tensors)
     written.homes.update(dict.fromkeys(tensors, path))
     aliases = indexed or {key: kept for key, kept in metadata.items() if kept in tensors}
     for key, text in expected(aliases).items():
         if metadata.pop(key, None) != text:
-            purpose = ", which loaders ask for" if key == "format" else ""
-            raise _header(path, f"its metadata does not say that its {key} is {brief(text)}{purpose}")
+            purpose = ", which loaders require" if key == "format" else ""
+            raise _header(path, f"its metadata does not set {key} to {brief(text)}{purpose}")
     written.files.append(place.entry.file._replace(path=path))
     return metadata
 
@@ -281,10 +284,10 @@ def _read_header(path: str, place: Location) -> tuple[dict[str, Stored], dict[st
     at = 0
     for piece in _text_of(tensors, metadata, 8 + len(raw)):
         if not raw.startswith(piece, at):
-            raise _header(path, f"near byte {8 + at} its header is not written as the library writes it")
+            raise _header(path, f"its header differs near byte {8 + at} from the header that the library writes")
         at += len(piece)
     if len(raw) % 8 or raw[at:] != b" " * (-at % 8):
-        raise _header(path, "its header is not filled up with spaces to a multiple of eight bytes, as the library does")
+        raise _header(path, "its header is not padded with spaces to a multiple of eight bytes")
     return tensors, metadata
 
 
@@ -346,7 +349,7 @@ def _check_with_library(path: str, at: str, tensors: Mapping[str, LazyTensor], m
         _check_release(path, tensors)
         raise _header(path, f"the safetensors library cannot read it: {error}") from error
     if not same:
-        raise _header(path, "the safetensors library reads other tensors from it than its header describes")
+        raise _header(path, "the tensors that the safetensors library reads from it differ from its header")
 
 
 # The releases of the library that were the first to know a dtype, by its code; all know the others.

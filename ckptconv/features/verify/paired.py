@@ -51,7 +51,7 @@ def pairs(
     if target.at is None and (directory := directory_of(form)):
         extra = sorted(filter(directory.is_file, target.place.names.keys() - {*where, MANIFEST}))
         if extra:
-            planned.differs(above, f"{extra[0]} is not part of it", file=join(above, extra[0]))
+            planned.differs(above, f"{extra[0]} is not part of the output", file=join(above, extra[0]))
     compared = planned.compare(above, files, where)
     compared.aliases, compared.record = output.aliases, output.notices.record
     yield from paired(source, target, compared, done, attested)

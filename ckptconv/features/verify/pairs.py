@@ -154,7 +154,7 @@ class Differences:
         first = errors[0]
         message = first.message
         if len(errors) > 1:
-            message += f" In all, {len(rows):,} tensors differ: {some(rows, _SHOWN, _shown)}."
+            message += f" In total, {len(rows):,} tensors differ: {some(rows, _SHOWN, _shown)}."
         raise DifferenceError(message, first.hint, **first.difference, differences=rows)
 
 
@@ -182,8 +182,8 @@ class _Values(NamedTuple):
         more = f" {self.elements:,} of its {pair.got.numel:,} elements differ." if self.elements > 1 else ""
         return DifferenceError(
             f"{pair.path}: {pair.name!r} differs at index {place}: expected {expected}, found {actual}.{more}",
-            f"{OTHER_SOURCE}convert it again. A single file that average, merge or patch wrote needs the --manifest of "
-            "that command, or --verify with it.",
+            f"{OTHER_SOURCE}convert it again. For a single file that average, merge or patch wrote, specify the "
+            "--manifest of that command, or use --verify with that command.",
             what="value",
             tensor=pair.name,
             file=pair.path,

@@ -66,9 +66,7 @@ class Compared:
         for part in plan.parts:
             want = frame(part, known)
             if want and reader.read_at(part.offset, len(want)) != want:
-                differs(
-                    path, f"the bytes between its tensors, from byte {part.offset} on, differ from the written output"
-                )
+                differs(path, f"its bytes between tensors differ from byte {part.offset} on")
 
 
 def frame(part: Part, crcs: Mapping[str, int]) -> bytes:

@@ -9,7 +9,7 @@ from ckptconv.features.verify.report import Verification
 COMMANDS: dict[str, tuple[Any, ...]] = {
     "verify": (
         "verify",
-        "The report that `verify --json` prints of an output that is exactly that source.",
+        "The output of `verify --json` for an output that matches its source.",
         ("verify",),
         Verification,
         "verification",

@@ -7,10 +7,11 @@ which is computed anew, depends on everything that decides an output.
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ckptconv.errors import CorruptError, DifferenceError, UsageError
+from ckptconv.errors import CkptconvError, CorruptError, DifferenceError, UsageError
 from ckptconv.features.verify import AGAIN, STALE
 from ckptconv.features.verify.planned import Compared
 from ckptconv.formats.model_files import INDEX_SUFFIX, SUFFIX
@@ -21,7 +22,7 @@ from ckptconv.options.table import NONE, OPTIONS, Options
 from ckptconv.outputs.computed import COMPUTED, Elsewhere, ways_in
 from ckptconv.outputs.planning import heading
 from ckptconv.outputs.schema import check_manifest, parse_json
-from ckptconv.outputs.targets import Target, seen_path
+from ckptconv.outputs.targets import MANIFEST, Target, seen_path
 from ckptconv.plan import Data, FilePlan, content_of, identity
 from ckptconv.storage.digests import digests_of
 from ckptconv.storage.handles import HIDDEN
@@ -40,7 +41,7 @@ _IGNORED = frozenset({"inert"})
 _MOST_PATTERNS, _LONGEST = 1000, 4096
 # The most deltas, or checkpoints, that are read because a file names them.
 _MOST_OTHERS = 1000
-_YOURSELF = "Give the options of the conversion on the command line."
+_YOURSELF = "Specify the options of the conversion on the command line."
 
 
 class Manifest(NamedTuple):
@@ -82,12 +83,12 @@ def read_manifest(place: Location, options: Options, output: str = "") -> Manife
     for name, value in members["options"].items():
         if feature := missing(name):
             raise UsageError(
-                f"{place} says that the conversion had the option {name!r}, which needs the feature {feature}.",
-                "Verify with an installation that has it.",
+                f"{place} records the option {name!r}, which requires the feature {feature}.",
+                "Use an installation with this feature.",
             )
         if not _is_option(name, value) and (name not in known or known[name] != value):
             raise UsageError(
-                f"{place} says that the conversion had the option {name!r}: {str(value)[:100]!r}, which is not known.",
+                f"{place} records an unknown option or value: {name!r} = {str(value)[:100]!r}.",
                 _YOURSELF,
             )
     recorded = {name: value for name, value in options_of(members).items() if name not in _IGNORED}
@@ -100,7 +101,7 @@ def read_manifest(place: Location, options: Options, output: str = "") -> Manife
         paths = tuple(None if path is None else _reference(path, output) for path in way.again.paths(members))
         if "" in paths or len(paths) > _MOST_OTHERS:
             done, advice = way.again.lost
-            raise UsageError(f"{place} says that {done}, but not where to find them from here.", advice)
+            raise UsageError(f"{place} records that {done}, but no usable path to them.", advice)
         others[name] = paths
     return Manifest(place, members, members["kind"], members["source"]["family"], recorded, others)
 
@@ -112,6 +113,22 @@ def check_no_manifest(place: Location, options: Options, hint: str) -> None:
             raise UsageError(f"{place} is a manifest, not a checkpoint.", hint)
 
 
+def swapped(source: str, output: str, options: Options) -> str:
+    """Return advice if the manifest of `source` says that it was converted from such files as `output`; else ""."""
+    with contextlib.suppress(CkptconvError):
+        known = dict(options.storage_options)
+        manifest, place = read_manifest(Location(source, known).join(MANIFEST), options), Location(output, known)
+        inputs = manifest.members["source"]["inputs"] if manifest else {}
+        inside = place.parent if place.kind == "file" else place
+        entries = {name: inside.join(name).entry for name in inputs}
+        if inputs and all(
+            entry.kind == "file" and entry.file.size == inputs[name]["size"] for name, entry in entries.items()
+        ):
+            is_from = f"By its manifest, {source} was converted from files of these names and sizes."
+            return f"{is_from} If it is the output: ckptconv verify {shlex.join([output, source])}"
+    return ""
+
+
 def not_stated(place: Location, stated: Collection[str]) -> Iterator[str]:
     """Yield a warning about files in the directory of an output that are not `stated`, as its manifest's are. Raise
     DifferenceError for those that programs may load with it."""
@@ -120,13 +137,13 @@ def not_stated(place: Location, stated: Collection[str]) -> Iterator[str]:
     loaded = [name for name in others if name.endswith((SUFFIX, INDEX_SUFFIX))]
     if loaded:
         raise DifferenceError(
-            f"{place} holds {some(loaded, 3, str)}, which its manifest does not name.",
-            "Programs may load these files instead or in addition: remove them.",
+            f"{place} contains {some(loaded, 3, str)}, which its manifest does not list.",
+            "Remove these files: programs may load them instead of the output, or in addition.",
             what="file",
             file=place.join(loaded[0]).path,
         )
     if others:
-        yield f"{place} also holds {some(others, 3, str)}, which its manifest does not list: not compared."
+        yield f"{place} also contains {some(others, 3, str)}, which its manifest does not list: not compared."
 
 
 def _reference(path: str, output: str) -> str:
@@ -197,8 +214,8 @@ def check(
         expected = heading(source, target, members["options"], target.holds, *of)
     _check_heading(manifest, expected, is_sure=not unsure)
     if unsure:
-        since = f"{manifest.place} was written when {_shown(unsure)} had another time of change"
-        return [f"{since}: the tensors are equal, but whether it was written for this version of the file is unknown."]
+        since = f"{manifest.place} records another modification time of {_shown(unsure)}"
+        return [f"{since}: the tensors are equal, but whether this version of the file was converted is unknown."]
     return []
 
 
@@ -213,7 +230,7 @@ def noting_changes(outputs: Iterable[tuple[Source, Manifest]]) -> Iterator[None]
             stated, known = manifest.members["source"]["inputs"], source.all_inputs()
             if changed := [name for name in stated if name in known and identity(known[name]) != stated[name]]:
                 names = some([_shown(name) for name in changed], 3, str)
-                error.message += f" {manifest.place} was written when {names} had another size or time of change."
+                error.message += f" {manifest.place} records another size or modification time of {names}."
         raise
 
 
@@ -253,8 +270,8 @@ def _check_inputs(manifest: Manifest, source: Source) -> str:
     if stated and known.keys().isdisjoint(stated):
         names = some([_shown(name) for name in stated], 3, str)
         raise DifferenceError(
-            f"{manifest.place} says that this output was converted from {names}, which is not in {source.path}.",
-            "Give its source first, then the output: ckptconv verify SOURCE OUTPUT.",
+            f"{manifest.place} records that this output was converted from {names}, which is not in {source.path}.",
+            "Specify the source first, then the output: ckptconv verify SOURCE OUTPUT.",
             what="manifest",
             file=manifest.place.path,
         )
@@ -320,7 +337,7 @@ def _may_be(source: Location, inputs: Mapping[str, Hashable], name: str, stated:
 
 def _not_so(manifest: Manifest, label: str, stated: Any) -> DifferenceError:
     return DifferenceError(
-        f"{manifest.place} does not belong to this output: {label} in it is wrong.",
+        f"{manifest.place} does not match this output: mismatch in {label}.",
         STALE,
         what="manifest",
         file=manifest.place.path,

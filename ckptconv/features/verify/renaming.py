@@ -19,8 +19,8 @@ def renamed(names: Iterable[str], prefix: str, rules: Sequence[str], where: str)
         new = regexes.renamed(old, prefix, list(rules))
     except regexes.LimitsError as error:
         raise UsageError(
-            f"{where} says that the conversion had --rename {' --rename '.join(map(repr, rules))[:200]}, which cannot "
-            "be applied in reasonable time.",
-            "Give the options of the conversion on the command line.",
+            f"{where} records --rename {' --rename '.join(map(repr, rules))[:200]}, which cannot be applied "
+            "in reasonable time.",
+            "Specify the options of the conversion on the command line.",
         ) from error
     return collected(zip(old, new, strict=True))

@@ -41,11 +41,11 @@ def pairs(
     if not (is_file or entry.kind == "directory" or target.at is not None):
         if entry.kind == "file" and target.path.endswith(".json"):
             named = place.parent.path if place.name == MANIFEST else f"OUTPUT --manifest {target.path}"
-            check_no_manifest(place, options, f"Give the output: ckptconv verify {source.path} {named}")
-        asked = "" if options.to else "Say with --to which kind it is; "
+            check_no_manifest(place, options, f"Specify the output: ckptconv verify {source.path} {named}")
+        asked = "" if options.to else "Specify its kind with --to; "
         known = [ending for name, kind in KINDS.items() if entry_of(name).compared for ending in kind.suffixes]
         raise UsageError(
-            f"{target.path} is not an output: a file ends in {', '.join(known)}, else it is a directory.",
+            f"{target.path} is not an output: outputs are directories, or files that end in {', '.join(known)}.",
             f"{asked}ckptconv diff compares any two checkpoints." if entry.kind == "file" else "",
         )
     is_model = source.is_model

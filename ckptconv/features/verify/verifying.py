@@ -13,12 +13,12 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ckptconv.errors import CkptconvError, MissingError, UsageError
+from ckptconv.errors import CkptconvError, DifferenceError, MissingError, UsageError
 from ckptconv.features.pairs.runs import ExpectedPair
 from ckptconv.features.verify.keywords import VERIFYING
 from ckptconv.features.verify.output import recorded_remark, unpublished
 from ckptconv.features.verify.pairs import Attested, Differences, compare_pairs
-from ckptconv.features.verify.provenance import Manifest, check_no_manifest, noting_changes, read_manifest
+from ckptconv.features.verify.provenance import Manifest, check_no_manifest, noting_changes, read_manifest, swapped
 from ckptconv.features.verify.report import CheckedOutput, Verification
 from ckptconv.formats.alone import kept_apart
 from ckptconv.formats.detect import OtherFamilyError
@@ -108,7 +108,7 @@ def verify(
                 normalize(source), chosen, bars.counter(progress), on_total
             )
             return report
-        raise UsageError("OUTPUT is missing.", "Give the output of the conversion, a file or directory.")
+        raise UsageError("OUTPUT is missing.", "Specify the output of the conversion, a file or directory.")
     # A million small objects live until the end: a garbage collector would take longer to scan them than it takes to
     # make them.
     with no_garbage():
@@ -119,7 +119,12 @@ def verify(
             sources = [first.computed(part, chosen, targets[0].path) for part in sources]
         sources = fitted(sources, source, chosen, {target.holds for target in targets})
     pairs = [(kept_apart(part, target.path), _of_part(part, target, chosen)) for part in sources for target in targets]
-    done = verify_outputs(pairs, chosen, progress=bars.counter(progress), on_total=on_total)
+    try:
+        done = verify_outputs(pairs, chosen, progress=bars.counter(progress), on_total=on_total)
+    except DifferenceError as error:
+        if not first and isinstance(source, (str, os.PathLike)):
+            error.hint = swapped(normalize(source), targets[0].path, chosen) or error.hint
+        raise
     deciding = targets[-1 if chosen.to in CHECKPOINTS else 0].manifest
     shown = dict.fromkeys([*chosen.recorded(), *chosen.fitting(), *(deciding.options if deciding else ())])
     done.options = {name: value for name in shown if (value := getattr(chosen, name)) != OPTIONS[name].default}
@@ -199,8 +204,8 @@ def _targets(path: str, options: Options, explicit: Collection[str]) -> list[Che
     parts = divided(path, options)
     if unasked := [name for name in stated[kind] if name not in parts]:
         raise UsageError(
-            f"{unasked[0]} holds optimizer states, which were not requested. Nothing was compared.",
-            "Say what they come from: --states PATH.",
+            f"{unasked[0]} contains optimizer states, which were not requested. Nothing was compared.",
+            "Specify their source with --states PATH.",
         )
     outputs = {name: _target(name, part) for name, part in parts.items()}
     return [
@@ -253,7 +258,7 @@ def _with(manifest: Manifest, options: Options, explicit: Collection[str]) -> Op
     for name, way in ways_in(manifest.members).items():
         if way.lost and not (getattr(options, name) or left[name]):
             done, advice = way.lost
-            raise UsageError(f"{manifest.place} says that {done}, but not where to find it from here.", advice)
+            raise UsageError(f"{manifest.place} records that {done}, but no usable path to it.", advice)
     return options.replaced(**left, family=options.family or manifest.family)
 
 
@@ -268,10 +273,12 @@ def _open(source: str | Source, targets: Sequence[CheckedOutput], options: Optio
     if isinstance(source, Source):
         return all_opened(source, options, holds, recorded=recorded)
     if is_same(source, first) and entry_of(kind_of(first)).form == "file":
-        raise UsageError(f"{source} is both SOURCE and OUTPUT.", "Give the source of the conversion, then its output.")
+        raise UsageError(
+            f"{source} is both SOURCE and OUTPUT.", "Specify the source of the conversion, then its output."
+        )
     if source.endswith(".json"):
         path = Location(source, dict(options.storage_options))
-        check_no_manifest(path, options, f"Give the source: ckptconv verify SOURCE {first} --manifest {source}")
+        check_no_manifest(path, options, f"Specify the source: ckptconv verify SOURCE {first} --manifest {source}")
     try:
         sources = all_opened(source, options, holds, recorded=recorded)
     except OtherFamilyError as error:
@@ -280,7 +287,7 @@ def _open(source: str | Source, targets: Sequence[CheckedOutput], options: Optio
         origin = f"was converted from another format: {targets[0].manifest.members['source']['format']}"
         raise UsageError(
             f"{error.message.rstrip('.')}, and {first} {origin}.",
-            "Give the source first, then the output: ckptconv verify SOURCE OUTPUT.",
+            "Specify the source first, then the output: ckptconv verify SOURCE OUTPUT.",
         ) from error
     # An output may lie in the directory of its source: then the source is the checkpoint of the other kind there.
     family = "torch" if sources[0].family == "safetensors" else "safetensors"

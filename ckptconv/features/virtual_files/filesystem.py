@@ -26,6 +26,8 @@ class VirtualFileSystem(AbstractFileSystem):  # type: ignore[misc]
     root_marker = ""
     # A new one reads the descriptions again: the checkpoint may have changed.
     cachable = False
+    # Files on stores, with a lock on each file system that serves one thread at a time.
+    reads_with_threads = True
 
     def __init__(self, source: str | os.PathLike[str] = "", fo: str = "", **options: Any) -> None:
         of_fsspec = {name: options.pop(name) for name in _OF_FSSPEC if name in options}

@@ -548,6 +548,24 @@ def test_what_get_tensor_does_not_take_is_met_with_what_does(plain: Path) -> Non
                 ck["w"].to(device)
 
 
+def test_an_opened_checkpoint_cannot_be_changed_and_says_what_can(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(2)}, tmp_path / "x.safetensors")
+    with ckptconv.open(tmp_path / "x.safetensors") as ck:
+        with pytest.raises(TypeError, match=r"'a' is read-only\. load_state_dict returns tensors that can be changed"):
+            ck["a"][0] = 0
+        with pytest.raises(TypeError, match=r"x.safetensors is read-only. load_state_dict returns"):
+            ck["a"] = torch.zeros(2)  # type: ignore[assignment]
+
+
+def test_the_advice_on_prefixes_that_loading_lacks_holds_for_a_nested_state(tmp_path: Path) -> None:
+    torch.save({"state_dict": {"model.a": torch.ones(2)}, "epoch": 1}, tmp_path / "x.ckpt")
+    for option in ({"strip_prefix": "model."}, {"rename": "^model.="}):
+        with pytest.raises(UsageError, match="For a flat state, such as key= selects in a nested one: "):
+            ckptconv.load_state_dict(tmp_path / "x.ckpt", **option)  # type: ignore[arg-type]
+    state = ckptconv.load_state_dict(tmp_path / "x.ckpt", key="state_dict")
+    assert list({name.removeprefix("model."): tensor for name, tensor in state.items()}) == ["a"]
+
+
 def test_names_of_tensors_are_a_list(tmp_path: Path) -> None:
     save_file({"a": torch.ones(2), "b": torch.ones(2)}, tmp_path / "x.safetensors")
     with ckptconv.open(tmp_path / "x.safetensors") as ck:

@@ -527,6 +527,7 @@ def test_arguments_of_other_programs_lead_to_those_of_an_average() -> None:
         (lambda: average(one, other, "x"), "Give the steps in a list"),  # type: ignore[call-arg,misc]
         (lambda: average([one, other], "x", decay=0.9), "Use ema, the decay: ema=0.9."),  # type: ignore[call-arg]
         (lambda: average([one, other], "x", alphas=[1, 2]), "weights=[0.3, 0.7]"),  # type: ignore[call-arg]
+        (lambda: average([one, other], "x", scale=0.5), "minus=BASE, weights=[1, 0.5])"),  # type: ignore[call-arg]
         # The values of a mapping would be lost, and a set has no order.
         (lambda: average({one: 0.3, other: 0.7}, "x"), "weights=[0.3, 0.7]"),  # type: ignore[arg-type]
         (lambda: average({one, other}, "x"), "Give them in a list"),  # type: ignore[arg-type]
@@ -534,5 +535,9 @@ def test_arguments_of_other_programs_lead_to_those_of_an_average() -> None:
         with pytest.raises(UsageError) as caught:
             call()
         assert hint in caught.value.hint
-    for flag, hint in (("--decay", "Use --ema DECAY"), ("--alphas", "Use --weights, a number for each STEP")):
+    for flag, hint in (
+        ("--decay", "Use --ema DECAY"),
+        ("--alphas", "Use --weights, a number for each STEP"),
+        ("--scale", "With --minus, give the weights: average BASE TUNED OUTPUT --minus BASE --weights 1,0.5"),
+    ):
         ckptconv_here("average", one, other, "x", flag, "0.9").refused(2, f"There is no option {flag}. {hint}")

@@ -67,6 +67,14 @@ def test_who_gives_several_inputs_without_it_is_led_to_it(place: Path) -> None:
     assert f"To convert several inputs: ckptconv {hint}." in refused(2, "pt2safetensors", "a.pt", "b.pt")
     assert f"Several inputs: ckptconv {hint}." in refused(2, "pt2safetensors", "a.pt", "b.pt", "c.pt")
     assert "use --output-dir DIR instead of OUTPUT" in refused(2, "convert", "a.pt", "b c.pt", "d.pt")
+    assert "--output-dir DIR instead of -o made/." in refused(2, "convert", "a.pt", "in/a.pt", "x.pt", "-o", "made/")
+    other = refused(2, "convert", "a.pt", "in/a.pt", "-o", "made/")
+    assert f"If the first is another input: ckptconv {hint}." in other
+    # Each is a file: none was cut at its blanks.
+    torch.save(NESTED, "d.pt")
+    assert "Quote" not in refused(2, "convert", "a.pt", "d.pt", "in/a.pt")
+    assert "Quote" not in refused(2, "pt2safetensors", "a.pt", "d.pt", "in/a.pt")
+    assert "Quote it: 'in/b c.pt'." in refused(2, "convert", "a.pt", "in/b", "c.pt")
     several = refused(2, "convert", "--dtype", "bf16", "float16", "a.pt", "b.safetensors")
     assert "If 'float16' is the value of an option, use --dtype float16; an option takes one value." in several
     assert "To write a report to out.json, use --json > out.json." in refused(
@@ -507,5 +515,7 @@ def test_shards_of_one_set_are_to_be_converted_as_a_set() -> None:
     assert "Convert the shards together: ckptconv convert model out." in refused(2, "convert", *shards, "out")
     other = refused(2, "convert", *shards, "other/model-00001-of-00002.safetensors")
     assert "To convert several inputs separately, use --output-dir DIR instead of OUTPUT." in other
+    told = refused(2, "convert", *shards, "model/model-00003-of-00003.safetensors", "-o", "made")
+    assert "Convert the shards together: ckptconv convert model made." in told
     told = refused(2, "convert", "--", "a.pt", "b c.pt", "--output-dir", "made")
     assert "After --, every argument is a file name, including --output-dir: put options before --." in told

@@ -45,7 +45,7 @@ def test_the_weights_alone_are_written_with_the_configuration(place: Path) -> No
     assert contents(place / "out").keys() == {"model.safetensors", "config.json", "tokenizer.json"}
     assert load_file(place / "out" / "model.safetensors").keys() == {"embed.weight", "norm.weight"}
     assert b"secret" not in b"".join(contents(place / "out").values())
-    assert "took state_dict; left out: epoch, api_key, optimizer, ema" in report.notes
+    assert "selected state_dict; omitted: epoch, api_key, optimizer, ema" in report.notes
     assert not report.recorded
 
 

@@ -49,5 +49,5 @@ def test_a_checkpoint_of_torch_has_them(mixed: Path, tmp_path: Path) -> None:
 def test_verify_finds_a_digest_that_is_not_so(mixed: Path, tmp_path: Path) -> None:
     convert(mixed, tmp_path / "out", digest="sha256", to="dcp")
     for _ in with_wrong_digests(tmp_path / "out" / MANIFEST):
-        with pytest.raises(DifferenceError, match=r"the sha256 of .* is wrong"):
+        with pytest.raises(DifferenceError, match=r"mismatch in the sha256 of"):
             verify(mixed, tmp_path / "out")

@@ -20,7 +20,7 @@ import pytest
 import torch
 import zstandard
 from cells import looking, verify, verifying
-from checkpoints import ckptconv_here, contents
+from checkpoints import ckptconv_here, contents, done
 from effort import examples
 from faults import one_bit, spoiled
 from hypothesis import HealthCheck, given
@@ -313,7 +313,7 @@ def test_deltas_that_are_gone_or_not_to_be_found_are_said(tmp_path: Path) -> Non
     assert told.refused(2, "was written by `ckptconv patch`, but not all of its deltas can be read")
     manifest = output / ".ckptconv-manifest.json"
     manifest.write_text(manifest.read_text().replace('"../d1"', '"http://localhost/d1"'))
-    assert ckptconv_here("verify", base, output).refused(2, "not where to find them from here")
+    assert ckptconv_here("verify", base, output).refused(2, "no usable path to them")
 
 
 @pytest.mark.parametrize("alternates", [False, True])
@@ -568,6 +568,9 @@ def test_options_that_contradict_a_delta_are_refused(tmp_path: Path, pair: tuple
     assert ckptconv_here("diff", *pair, "--delta", tmp_path / "d.safetensors").refused(2, "a delta must be a directory")
     assert ckptconv_here("diff", *pair, "--delta", tmp_path / "d.delta").refused(2, "a delta must be a directory")
     assert ckptconv_here("patch", pair[0], tmp_path / "c.safetensors").refused(2, "at least one DELTA")
+    done(ckptconv_here("diff", *pair, "--delta", tmp_path / "d"))
+    told = ckptconv_here("patch", pair[0], tmp_path / "d").refused(2, "OUTPUT is missing")
+    assert f"Add it: ckptconv patch {pair[0]} {tmp_path / 'd'} OUTPUT" in told
     said = ckptconv_here("patch", pair[0], tmp_path, tmp_path / "c.safetensors").refused(2, "is not a delta")
     assert ("--minus BASE OUTPUT --weights 2,1" in said) == ("average" in COMMANDS)
     assert ckptconv_here("patch", pair[0], tmp_path / "none", tmp_path / "c").refused(2, "does not exist")
@@ -879,7 +882,7 @@ def test_values_that_are_no_tensors_are_not_in_a_delta(tmp_path: Path, monkeypat
     for name, step in (("a.pt", 7), ("b.pt", 8)):
         torch.save({"w": torch.full((9,), float(step)), "step": step}, name)
     run = ckptconv_here("diff", "a.pt", "b.pt", "--delta", "d")
-    sentence = "not compared, and not in the delta: the values under step, which are no tensors"
+    sentence = "not compared, and not in the delta: the values under step, which are not tensors"
     assert (run.code, sentence in run.out.splitlines()) == (0, True)
 
 

@@ -340,7 +340,7 @@ def test_a_hint_leaves_out_parts_that_only_one_side_has(tmp_path: Path) -> None:
     whole = {"model": state, "optimizer": {"m": torch.ones(3)}, "rng": torch.ones(2)}
     a, b = saved(whole, tmp_path / "a.pt"), saved(state, tmp_path / "b.pt")
     (hint,) = diff(a, b).hints
-    advice = "--strip-prefix model. removes it. --exclude 'optimizer.*' --exclude rng leaves out the rest, which only A"
+    advice = "--strip-prefix model. removes it. --exclude 'optimizer.*' --exclude rng excludes the remaining names"
     assert advice in hint
     assert diff(a, b, strip_prefix="model.", exclude=["optimizer.*", "rng"]).equal
     # A part with names that both sides have stays.
@@ -402,7 +402,7 @@ def test_the_exit_code_says_whether_anything_differs(two: tuple[str, str]) -> No
     assert ckptconv_here("diff", "a.pt", "none.pt").refused(2, "none.pt does not exist")
     assert ckptconv_here("diff", "--rtol", "-1", *two).refused(2, "--rtol", "number not below 0")
     assert ckptconv_here("diff", "a.pt").code == 2
-    assert ckptconv_here("diff", "-", "-").refused(2, "Both sides are a pipe")
+    assert ckptconv_here("diff", "-", "-").refused(2, "A and B are both pipes")
 
 
 def test_top_lists_differences_within_the_tolerance_too(tmp_path: Path) -> None:
@@ -416,7 +416,7 @@ def test_top_lists_differences_within_the_tolerance_too(tmp_path: Path) -> None:
     assert "  … and 1 more (--top N shows more)" in lines
     assert "  c " not in ckptconv_here(*words, tmp_path / "b.safetensors").out
     same = ckptconv_here(*words, tmp_path / "a.safetensors", "--top", "1")
-    assert "no tensor to list: all are equal, without a tolerance too" in same.out
+    assert "no tensors to list: all are equal, even without a tolerance" in same.out
 
 
 def test_as_many_tensors_are_listed_as_asked_for(two: tuple[str, str]) -> None:
@@ -562,7 +562,7 @@ def test_states_are_asked_for_by_their_former_name_too() -> None:
 def test_the_size_of_a_difference_is_no_rule(tmp_path: Path) -> None:
     save_file({"a": torch.ones(2)}, tmp_path / "a.safetensors")
     run = ckptconv_here("diff", tmp_path / "a.safetensors", tmp_path / "a.safetensors", "--tolerance", "1e-3")
-    run.refused(2, "--tolerance is a rule", "--rtol or --atol")
+    run.refused(2, "--tolerance must be symmetric or numpy", "--rtol or --atol")
     run = ckptconv_here("diff", tmp_path / "a.safetensors", tmp_path / "a.safetensors", "--tol", "1e-3")
     run.refused(2, "There is no option --tol.", "Use --rtol or --atol")
 
@@ -590,5 +590,16 @@ def test_the_share_of_an_element_is_not_called_as_the_ratio_of_norms_is(tmp_path
     save_file({"w": torch.tensor([1.0, 100.0])}, tmp_path / "a.safetensors")
     save_file({"w": torch.tensor([2.0, 100.0])}, tmp_path / "b.safetensors")
     out = ckptconv_here("diff", tmp_path / "a.safetensors", tmp_path / "b.safetensors").out
-    assert "1 of 2 elements differ (50 %), by at most 1, and by at most 0.5 of the larger of both elements" in out
+    assert "1 of 2 elements differ (50 %), by at most 1, and by at most 0.5 of the larger element" in out
     assert out.count("relative") == 1
+
+
+def test_the_sizes_of_changes_are_in_the_result(tmp_path: Path) -> None:
+    for name, value in (("a", 1.0), ("b", 2.0)):
+        save_file({"w": torch.tensor([value])}, tmp_path / f"{name}.safetensors")
+    a, b = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    with pytest.raises(UsageError, match=r"size of each change: result.tensors\[i\].change"):
+        diff(a, b, stats=True)  # type: ignore[call-arg]
+    change = diff(a, b).tensors[0].change
+    assert change
+    assert change.max_abs == 1

@@ -73,7 +73,7 @@ def test_values_that_are_no_tensors_are_named(place: Path) -> None:
     torch.save({"model": {"w": torch.ones(2)}, "step": 7, "rates": [0.1]}, "a.pt")
     torch.save({"model": {"w": torch.ones(2)}, "step": 8, "epoch": 1}, "b.pt")
     run = ckptconv_here("diff", "a.pt", "b.pt", "--html", "page.html")
-    sentence = "not compared: the values under step, rates, epoch, which are no tensors"
+    sentence = "not compared: the values under step, rates, epoch, which are not tensors"
     assert sentence in run.out.splitlines()
     assert "equal: 1 tensor" in run.out
     assert sentence in Path("page.html").read_text()

@@ -94,6 +94,18 @@ def test_the_address_of_a_server_alone_is_its_first_directory(plain: Path, tmp_p
                 assert (tmp_path / str(number) / shard.name).read_bytes() == shard.read_bytes()
 
 
+def test_a_name_like_one_in_the_listing_of_a_server_is_suggested(model: Path, tmp_path: Path) -> None:
+    with http_server(model.parent, lists=True) as files:
+        told = ckptconv_here("convert", f"{files.endpoint}/modle.pt", tmp_path / "x").refused(2, "does not exist")
+        assert f"Did you mean {files.endpoint}/model.pt?" in told
+        # The server's name is not the file's.
+        for other in ("x.pt", "other/model.pt", "modle.pt?sig=SECRET"):
+            told = ckptconv_here("convert", f"{files.endpoint}/{other}", tmp_path / "x").refused(2, "does not exist")
+            assert "Did you mean" not in told
+        secret = files.endpoint.replace("//", "//me:SECRET@")
+        assert "SECRET" not in ckptconv_here("convert", f"{secret}/modle.pt", tmp_path / "x").refused(2)
+
+
 def test_a_server_without_ranges_is_read_once_from_beginning_to_end(model: Path, plain: Path, tmp_path: Path) -> None:
     with http_server(model.parent, ranges=False) as counted:
         convert(f"{counted.endpoint}/model.pt", tmp_path / "out.safetensors")

@@ -94,3 +94,5 @@ def test_a_key_that_leads_nowhere_is_an_error(model: Path) -> None:
         ckptconv.inspect(model, key="nowhere")
     with pytest.raises(ckptconv.UsageError, match="Did you mean stats"):
         ckptconv.inspect(model, stat=True)  # type: ignore[call-arg]
+    with pytest.raises(ckptconv.UsageError, match="Did you mean stats"):
+        ckptconv.inspect(model, statistics=True)  # type: ignore[call-arg]

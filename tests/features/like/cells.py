@@ -33,4 +33,4 @@ def _like(here: Path, source: str, out: Path) -> None:
 # A way to compute, and what shows it.
 COMPUTING = {"like": (_like, "a")}
 # Options of other programs, and the advice on them.
-OTHER_OPTIONS = {"--keep-dtype": "--like REF gives each tensor", "--hf-assets-path": "--like REF takes config.json"}
+OTHER_OPTIONS = {"--keep-dtype": "--like REF casts each tensor", "--hf-assets-path": "--like REF copies config.json"}

@@ -362,7 +362,7 @@ def test_a_resized_vocabulary_is_named_with_the_way_to_convert_it(
     with pytest.raises(DifferenceError, match="2 with another shape") as caught:
         ckptconv.convert(tmp_path / "run" / "trained.pt", tmp_path / "out", for_hub=True, like=base)
     assert caught.value.hint.startswith(
-        "The vocabulary of the input was resized to 53 rows; the reference has 50, and so do its config.json"
+        "The vocabulary of the input has 53 rows, but that of the reference, its config.json and its tokenizer has 50."
     )
     assert "--for-hub, without --like" in caught.value.hint
     # One tensor of the two with a further difference, or both with others, is another model.
@@ -402,7 +402,7 @@ def test_names_that_differ_by_a_prefix_come_with_the_option_that_changes_it(
     state = torch.load(source)
     torch.save({name.replace(old, new, 1): tensor for name, tensor in state.items()}, source)
     run = ckptconv_here("convert", source, tmp_path / "out", "--like", reference)
-    run.refused(1, f"With {hint} 6 of these 6 have names of the reference.")
+    run.refused(1, f"Use {hint} to match 6 of these 6 names with the reference.")
     option, _, value = hint.partition(" ")
     assert ckptconv_here("convert", source, tmp_path / "out", "--like", reference, option, value.strip("'")).code == 0
 
@@ -440,7 +440,7 @@ def test_partial_leaves_out_what_is_missing_and_says_so(source: Path, reference:
     report = convert(less, tmp_path / "out", like=reference, partial=True, **VERIFIED)
     assert report.like is not None
     assert sorted(report.like.missing) == [EMBED, LAYERS[0]]
-    assert any("2 tensors are left out" in text and EMBED in text for text in report.warnings)
+    assert any("omitted 2 tensors of " in text and EMBED in text for text in report.warnings)
     expected = {
         file: {name: kind for name, kind in held.items() if name not in (EMBED, LAYERS[0])}
         for file, held in layout(reference).items()
@@ -530,7 +530,7 @@ def test_a_dry_run_shows_what_becomes_of_each_tensor(source: Path, reference: Pa
     less = without(source, NORM)
     command = ["convert", less, tmp_path / "out", "--like", reference, "--fill", "--rename", "^$=x", "--dry-run"]
     shown = ckptconv_here(*command).out
-    assert f"like {reference}: 5 tensors of the input, 1 taken from there ('{NORM}')" in shown
+    assert f"like {reference}: 5 tensors of the input, 1 copied from the reference ('{NORM}')" in shown
     lines = [line.split() for line in shown.splitlines() if line.startswith("  ")]
     home = weight_map(reference)
     assert [EMBED, EMBED, "float32", "to", "bfloat16", home[EMBED]] in lines
@@ -593,7 +593,7 @@ def test_verify_finds_the_reference_from_the_output_and_asks_if_it_is_gone(
     told = json.loads(manifest.read_bytes())
     for place in ("", "http://127.0.0.1:1/x", "file::s3://b/x", "a\0b", "x" * 5000):
         manifest.write_text(json.dumps({**told, "like": place}))
-        with pytest.raises(UsageError, match="Give it with --like REF"):
+        with pytest.raises(UsageError, match="Specify the reference with --like REF"):
             verify(less, tmp_path / "out")
     del told["like"]
     manifest.write_text(json.dumps(told))
@@ -729,7 +729,7 @@ def test_what_is_proposed_for_a_lightning_file_works(
     convert = ("convert", tmp_path / "x.ckpt", tmp_path / "out.safetensors", "--like", tmp_path / "ref.safetensors")
     run = ckptconv_here(*convert)
     assert run.code == 1
-    option = re.search(r"With (.*) 3 of these \d+ have names of the reference\.", run.err)
+    option = re.search(r"Use (.*) to match 3 of these \d+ names with the reference\.", run.err)
     assert option, run.err
     done(ckptconv_here(*convert, *shlex.split(option[1])))
     made = load_file(tmp_path / "out.safetensors")
@@ -738,7 +738,7 @@ def test_what_is_proposed_for_a_lightning_file_works(
     # And the other way round.
     convert = ("convert", tmp_path / "ref.safetensors", tmp_path / "out.safetensors", "--like", tmp_path / "x.ckpt")
     run = ckptconv_here(*convert)
-    option = re.search(r"With (.*) 3 of these 3 have names of the reference\. .* --partial", run.err)
+    option = re.search(r"Use (.*) to match 3 of these 3 names with the reference\. .* --partial", run.err)
     assert option, run.err
     assert ckptconv_here(*convert, *shlex.split(option[1]), "--partial").code == 0
 

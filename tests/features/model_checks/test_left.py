@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tarfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -108,7 +109,7 @@ def test_what_could_not_be_copied_says_why(source: Path, tmp_path: Path) -> None
     left = named(convert(source, tmp_path / "out", copy_config=True))
     assert left["vocab.json"] == "it is a link to a file outside its directory"
     assert left["merges.txt"] == "it is no file"
-    assert left["README.md"] == "the file in the output's directory was not replaced"
+    assert left["README.md"] == "the file in the output directory was not replaced"
 
 
 def test_files_of_ranks_are_not_named_but_those_of_the_model_beside_them(tmp_path: Path) -> None:
@@ -253,3 +254,14 @@ def test_a_checkpoint_in_a_folder_beside_a_file_is_named(tmp_path: Path) -> None
     told = [f"{place / 'checkpoint'} is a checkpoint too, but not read. To convert it, give its path."]
     assert convert(place, tmp_path / "out").warnings == told
     assert convert(place / "checkpoint", tmp_path / "other").tensors == 1
+
+
+def test_of_a_folder_in_an_archive_a_copied_file_is_not_named_as_left(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with tarfile.open("all.tar", "w") as archive:
+        archive.add(source, "model")
+    expected = noted(convert(source, tmp_path / "of-folder").notes)
+    told = noted(convert("tar://model::all.tar", tmp_path / "of-archive").notes)
+    assert [note.replace("tar://model::all.tar", str(source)) for note in told] == expected

@@ -86,11 +86,33 @@ def test_states_among_the_weights_that_are_cast_are_told_with_the_option_that_le
         (told,) = convert(tmp_path / "t.pt", tmp_path / output, dtype="bf16").warnings
         assert told.partition(" optimizer state")[2].removeprefix("s") == (
             " are also cast to bfloat16, such as 'optimizer.state.0.step'. To leave them out, use "
-            "--exclude 'optimizer.*'."
+            "--exclude 'optimizer.*', or --key model for the weights alone."
         ), output
     for options in ({"dtype": "bf16", "exclude": "optimizer.*"}, {"dtype": "bf16", "key": "model"}, {"dtype": "fp32"}):
         report = convert(tmp_path / "t.pt", tmp_path / "again.safetensors", overwrite=True, **options)
         assert report.warnings == [], options
+
+
+def test_states_are_told_wherever_a_trainer_saves_them(tmp_path: Path) -> None:
+    training_saved(tmp_path / "t.pt", "numbers")
+    saved = torch.load(tmp_path / "t.pt")
+    model, optimizer = saved["model"], saved["optimizer"]
+    for state, glob, key in (
+        (
+            {"state": {"model": model, "optimizers": {"AdamW": optimizer}}, "rng": 1},
+            "state.optimizers.*",
+            "state.model",
+        ),
+        ([model, optimizer], "1.*", "0"),
+        ({"": {}, "model": model, "optimizer": optimizer}, "optimizer.*", "model"),
+    ):
+        torch.save(state, tmp_path / "x.pt")
+        for output in ("x.safetensors", "y.pt"):
+            (told,) = convert(tmp_path / "x.pt", tmp_path / output, dtype="bf16", overwrite=True).warnings
+            assert told.endswith(f"To leave them out, use --exclude '{glob}', or --key {key} for the weights alone.")
+            for options in ({"exclude": glob}, {"key": key}):
+                report = convert(tmp_path / "x.pt", tmp_path / output, dtype="bf16", overwrite=True, **options)
+                assert (report.warnings, report.tensors) == ([], len(model)), options
 
 
 def test_states_in_both_outputs_are_told(tmp_path: Path) -> None:

@@ -101,7 +101,17 @@ def test_how_an_archive_is_compressed_is_told_by_its_name(place: Path) -> None:
     ckptconv_here("convert", "tar://a.pt::packed", "x").refused(2, "For a local file of that name, use ./packed")
     for name in ("./packed", "packed.bin"):
         told = ckptconv_here("convert", f"tar://a.pt::{name}", "x").refused(1)
-        assert "The name of a compressed archive must end in .tar.gz" in told
+        assert "If the archive is compressed, its name must end in .tar.gz" in told
+
+
+def test_an_archive_that_ends_early_is_not_said_to_have_another_name(place: Path) -> None:
+    torch.save({"w": torch.randn(9000)}, "a.pt")
+    for name in ("cut.tar", "cut.tar.gz"):
+        with tarfile.open(name, "w:gz" if name.endswith(".gz") else "w") as archive:
+            archive.add("a.pt")
+        Path(name).write_bytes(Path(name).read_bytes()[:20000])
+        told = ckptconv_here("convert", f"tar://a.pt::{name}", "x").refused(1, "The archive is incomplete")
+        assert "name must end" not in told
 
 
 class EndpointConnectionError(ConnectionError):

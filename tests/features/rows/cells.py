@@ -77,7 +77,11 @@ DIFFERING = [(wrong_table, ["rows", "check", *LAYOUT])]
 # Words that are refused with this exit code, and what is said.
 SAID = [
     ("rows join", 2, "The commands of rows are split, pack, check."),
-    ("rows model.pt 5,17", 2, "No such command 'model.pt'. The commands of rows are split, pack, check."),
+    (
+        "rows model.pt 5,17",
+        2,
+        "No such command 'model.pt'.;get_slice(NAME)[5:10];The commands of rows are split, pack, check.",
+    ),
     ("rows --tensor t split", 2, "of ckptconv rows itself;ckptconv rows COMMAND --tensor"),
     ("rows split model.pt --jobs", 2, "'--jobs' requires an argument;See ckptconv rows split --help."),
     ("rows split a", 2, "rows split needs a TABLE and an OUTPUT"),

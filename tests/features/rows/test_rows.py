@@ -823,6 +823,14 @@ def test_the_short_help_of_packing_has_what_the_page_uses() -> None:
     assert all(option in said for option in ("--method", "--column", "--name"))
 
 
+def test_rows_of_any_tensor_are_not_for_these_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "base").mkdir()
+    run = ckptconv_here("rows", "base", "w", "10:20")
+    run.refused(2, "No such command 'base'.", "get_slice(NAME)[5:10] reads rows of any", "are split, pack, check")
+    assert "get_slice" not in ckptconv_here("rows", "other", "w", "10:20").err
+
+
 def test_an_option_for_rows_of_any_tensor_is_told_what_reads_them() -> None:
     told = ckptconv_here("convert", "a.pt", "o.safetensors", "--rows", "5-10")
     told.refused(

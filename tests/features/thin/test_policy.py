@@ -127,5 +127,5 @@ def test_metrics_that_are_not_there_or_no_numbers_are_refused(tmp_path: Path) ->
         best_of(Location(str(path)), "", False, 1, {1, 2})
     assert best_of(Location(str(path)), "other", False, 1, {1, 2}) == ("other", {2: 1.0})
     path.write_text('{"step": 1, "eval_loss": 1}\nwhat\n')
-    with pytest.raises(CorruptError, match="line 2 is no JSON"):
+    with pytest.raises(CorruptError, match="line 2 is not valid JSON"):
         best_of(Location(str(path)), "", False, 1, {1})

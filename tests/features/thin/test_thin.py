@@ -73,7 +73,7 @@ def run(tmp_path: Path) -> Path:
 def test_without_yes_it_is_told_what_would_go_and_nothing_changes(run: Path) -> None:
     before = files(run)
     found = done(thin(run, "--keep-last", 2))
-    assert found.out.splitlines()[-1] == "nothing was changed: --yes does it"
+    assert found.out.splitlines()[-1] == "nothing was changed: add --yes to make these changes"
     told = json.loads(done(thin(run, "--keep-last", 2, "--json")).out)
     assert {step["name"]: step["action"] for step in told["steps"]} == {
         "checkpoint-100": "remove",
@@ -88,14 +88,16 @@ def test_without_yes_it_is_told_what_would_go_and_nothing_changes(run: Path) -> 
 
 
 def test_one_step_stays_and_two_stay(run: Path) -> None:
-    for kept, words in ((1, "1 step stays (… in all), 3 steps"), (2, "2 steps stay (… in all), 2 steps")):
+    for kept, words in ((1, "1 step kept (… in total), 3 steps"), (2, "2 steps kept (… in total), 2 steps")):
         line = done(thin(run, "--keep-last", kept)).out.splitlines()[-2]
-        assert re.sub(r"[\d.]+ [kM]?B(ytes)?", "…", line) == f"{words} would go (… in all)"
+        assert re.sub(r"[\d.]+ [kM]?B(ytes)?", "…", line) == f"{words} would be removed (… in total)"
 
 
 def test_without_yes_nothing_changes_also_if_no_step_would_go(run: Path) -> None:
-    assert done(thin(run, "--keep-last", 9)).out.splitlines()[-1] == "nothing was changed: no step would go"
-    assert done(thin(run, "--keep-last", 1)).out.splitlines()[-1] == "nothing was changed: --yes does it"
+    assert done(thin(run, "--keep-last", 9)).out.splitlines()[-1] == "nothing was changed: no step would be removed"
+    assert (
+        done(thin(run, "--keep-last", 1)).out.splitlines()[-1] == "nothing was changed: add --yes to make these changes"
+    )
 
 
 def test_with_yes_it_is_done_and_what_stays_is_untouched(run: Path) -> None:
@@ -109,9 +111,9 @@ def test_the_best_step_stays(run: Path, tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.jsonl"
     metrics.write_text("".join(json.dumps({"step": s, "eval_loss": abs(s - 200)}) + "\n" for s in (100, 200, 300)))
     line = done(thin(run, "--keep-best", metrics)).out.splitlines()[1]
-    assert line.endswith("best (eval_loss 0, the lowest; --highest for the other way)")
+    assert line.endswith("best (eval_loss 0, lowest; use --highest for the highest)")
     line = done(thin(run, "--keep-best", metrics, "--highest")).out.splitlines()[2]
-    assert line.endswith("best (eval_loss 100, the highest)")
+    assert line.endswith("best (eval_loss 100, highest)")
     done(thin(run, "--keep-best", metrics, "--yes"))
     assert names(run) == {"checkpoint-200", "checkpoint-400"}
 
@@ -123,10 +125,10 @@ def test_a_metric_that_may_be_better_when_higher_needs_its_direction(metric: str
     options = ("--keep-best", metrics, "--metric", metric)
     before = files(run)
     for more in ((), ("--yes",)):
-        thin(run, *options, *more).refused(2, f"--metric {metric}: it is not said whether", "--highest or --lowest")
-    thin(run, *options, "--highest", "--lowest").refused(2, "exclude each other")
+        thin(run, *options, *more).refused(2, f"--metric {metric}: specify whether", "--highest or --lowest")
+    thin(run, *options, "--highest", "--lowest").refused(2, "cannot be combined")
     assert files(run) == before
-    assert done(thin(run, *options, "--lowest")).out.splitlines()[0].endswith("--highest for the other way)")
+    assert done(thin(run, *options, "--lowest")).out.splitlines()[0].endswith("lowest; use --highest for the highest)")
     done(thin(run, *options, "--highest", "--yes"))
     assert names(run) == {"checkpoint-200", "checkpoint-400"}
 
@@ -140,7 +142,7 @@ def test_the_step_that_the_trainer_calls_the_best_stays_unless_it_is_named(polic
     _name_best(run, {"best_model_checkpoint": "elsewhere/run/checkpoint-200/"})
     before = files(run / "checkpoint-200")
     found = done(thin(run, *policy, "--yes"))
-    assert re.search(r"checkpoint-200 .* stays +best by checkpoint-400/trainer_state.json$", found.out, re.MULTILINE)
+    assert re.search(r"checkpoint-200 .* kept +best according to checkpoint-400/trainer_state", found.out, re.MULTILINE)
     assert files(run / "checkpoint-200") == before
     done(thin(run, "--remove", "checkpoint-200", "--yes"))
     assert "checkpoint-200" not in names(run)
@@ -164,7 +166,7 @@ def test_a_state_of_the_trainer_without_a_best_step_keeps_none(state: object, ru
 def test_a_metric_in_the_place_of_the_file_is_answered_with_a_file_that_works(run: Path) -> None:
     _name_best(run, {"log_history": [{"step": 200, "eval_loss": 1.0}]})
     found = thin(run, "--keep-best", "eval_loss").refused(2, "eval_loss does not exist.")
-    path = re.search(r"such as (\S+); --metric NAME", found)
+    path = re.search(r"such as (\S+); --metric selects", found)
     assert path
     assert " best (eval_loss 1, " in done(thin(run, "--keep-best", path[1], "--metric", "eval_loss")).out
 
@@ -178,7 +180,7 @@ def test_a_step_in_the_place_of_its_run_is_told_to_be_one(run: Path, monkeypatch
     assert f"{step.name} {warning}" in done(thin(Path(step.name), "--keep-last", 2)).err
     assert warning not in done(thin(run, "--keep-last", 2)).err
     for words in ((), ("--yes",), ("--keep-last", 2)):
-        removing = f"To remove this step alone: ckptconv thin {run} --remove checkpoint-100"
+        removing = f"To remove only this step: ckptconv thin {run} --remove checkpoint-100"
         thin(run / "checkpoint-100", *words).refused(2, "but the directory of a run was expected.", removing)
     done(thin(run, "--remove", "checkpoint-100", "--yes"))
     assert not (run / "checkpoint-100").exists()
@@ -242,9 +244,9 @@ HELD: Mapping[str, tuple[Callable[[Path], None], str, str]] = {
     "a link in it": (_link_inside, "checkpoint-100", "contains symbolic links"),
     "a link to a file in it": (_file_link_inside, "checkpoint-100", "contains symbolic links"),
     "a pipe in it": (_pipe_inside, "checkpoint-100", "contains more than regular files and directories"),
-    "a repository in it": (_repository_inside, "checkpoint-100", "has more than one step's files in it"),
-    "directories that lie deep": (_deep, "checkpoint-100", "has directories in it that lie too deep"),
-    "a run in it": (_run_inside, "checkpoint-100", "has more than one step's files in it"),
+    "a repository in it": (_repository_inside, "checkpoint-100", "contains files of several steps"),
+    "directories that lie deep": (_deep, "checkpoint-100", "contains directories that are nested too deeply"),
+    "a run in it": (_run_inside, "checkpoint-100", "contains files of several steps"),
 }
 
 
@@ -276,10 +278,10 @@ def test_the_last_good_step_is_good_by_its_data_too_if_that_is_asked_for(
     with path.open("r+b") as opened:
         opened.seek(at)
         opened.write(b"\0\0\xc0\x7f")
-    judging = "good is by sizes and markers: no data was read; --check compares digests, --stats looks for NaN"
+    judging = "steps were judged by sizes and markers, not by data; --check compares digests, --stats searches for NaN"
     assert judging in done(thin(run, "--keep-last", 1)).out
     planned_steps = done(thin(run, "--keep-last", 1, option)).out
-    assert "no data was read" not in planned_steps
+    assert "not by data" not in planned_steps
     found = json.loads(done(thin(run, "--keep-last", 1, option, "--json", "--yes")).out)
     *_, last_good, newest = found["steps"]
     assert (last_good["name"], last_good["why"]) == ("checkpoint-300", ["the last good step", "last"])
@@ -297,12 +299,12 @@ def test_what_changed_lately_stays(run: Path) -> None:
 
 
 def test_a_policy_that_keeps_nothing_and_words_that_make_no_sense_are_refused(run: Path, tmp_path: Path) -> None:
-    thin(run).refused(2, "Nothing says which steps stay")
-    thin(run, "--keep-step", "50").refused(2, "there is no such step")
+    thin(run).refused(2, "No option selects steps to keep")
+    thin(run, "--keep-step", "50").refused(2, "no step has this name or number")
     thin(run, "--keep-last", 1, "--metric", "loss").refused(2, "--keep-best")
     thin(run, "--keep-last", 1, "--lowest").refused(2, "--keep-best")
-    thin(run, "--keep-last", 1, age="soon").refused(2, "is no time")
-    thin(run, "--keep-last", 1, age="1").refused(2, "--age 1 has no unit. Write 1h or 1d if you mean that, and 1s if")
+    thin(run, "--keep-last", 1, age="soon").refused(2, "is not a time")
+    thin(run, "--keep-last", 1, age="1").refused(2, "--age 1 has no unit. Use 1s for seconds, 1h for hours,")
     thin(run, "--keep-within", "7").refused(2, "--keep-within 7 has no unit.")
     thin(run, "--drop", "weights").refused(2, "--drop is 'weights'; it may be optimizer.")
     thin(run, "--keep-last", 0).refused(2, "is not a number from 1")
@@ -318,7 +320,7 @@ def test_steps_of_files_go_with_all_of_their_files_and_nothing_less_of_them_is_k
     for options in (("--drop", "optimizer"), ("--as", "bf16"), ("--as", "delta")):
         before = files(tmp_path)
         found = done(thin(tmp_path, "--keep-last", 1, *options, "--yes"))
-        assert "Steps that are files stay as they are (2 here)" in found.err
+        assert "Steps that are files are kept unchanged (2 here)" in found.err
         assert files(tmp_path) == before
     done(thin(tmp_path, "--keep-last", 1, "--yes"))
     assert names(tmp_path) == {"model_3.pt", "optim_3.pt"}
@@ -336,7 +338,7 @@ def test_a_file_whose_number_may_be_a_size_goes_only_if_it_is_named(tmp_path: Pa
     for size in (224, 384):
         torch.save(state_of(1), tmp_path / f"vit_{size}.pt")
     shown = done(thin(tmp_path, "--keep-last", 1, "--yes"))
-    assert f"its number may not be that of a step: '{tmp_path}/vit_*' names steps" in shown.out
+    assert f"its number may not be a step number; to select these files as steps: thin '{tmp_path}/vit_*'" in shown.out
     assert names(tmp_path) == {"vit_224.pt", "vit_384.pt"}
     done(thin(tmp_path / "vit_*", "--keep-last", 1, "--yes"))
     assert names(tmp_path) == {"vit_384.pt"}
@@ -370,7 +372,7 @@ def test_a_run_on_a_store_is_planned_and_not_thinned(run: Path) -> None:
     assert [step["action"] for step in found["steps"]] == ["remove", "remove", "remove", "keep"]
     refused = ckptconv_here("thin", url, "--keep-last", 1, "--age", 0, "--yes")
     refused.refused(
-        5, "is on a store, where a step cannot be removed in one piece: thin removes steps of local runs only"
+        5, "is on a store, which cannot remove a step in one operation: thin removes steps of local runs only"
     )
     assert place.contents() == before
 
@@ -381,7 +383,7 @@ def test_nothing_goes_where_it_is_not_known_what_a_virtual_checkpoint_is_made_of
     (run / where / f"merged{next(iter(DESCRIBING))}").write_text('{"ckptconv.virtual": 1, ')
     told = json.loads(done(thin(run, "--keep-last", 1, "--yes", "--json")).out)
     assert {step["action"] for step in told["steps"]} == {"keep"}
-    assert "a virtual checkpoint that cannot be read may be made of it" in told["steps"][0]["why"]
+    assert "a virtual checkpoint that cannot be read may refer to it" in told["steps"][0]["why"]
     assert {"checkpoint-100", "checkpoint-200", "checkpoint-300", "checkpoint-400"} <= names(run)
 
 
@@ -472,13 +474,13 @@ def test_what_is_said_of_reduced_steps_has_both_sizes_and_the_files_that_go(tmp_
     run = _with_small_files(tmp_path / "run", "pytorch_model.bin")
     size = r"[\d.]+ kB → [\d.]+ kB"
     for yes, words, go in (
-        ((), "would be reduced", "would go too"),
-        (("--yes",), "reduced", "went too"),
+        ((), "would be reduced", "would also be removed"),
+        (("--yes",), "reduced", "also removed"),
     ):
         lines = done(thin(run, "--keep-last", 1, "--drop", "optimizer", *yes)).out.splitlines()
         assert re.fullmatch(rf"checkpoint-100  {size}  {words}", lines[0])
         assert sorted(lines[2].partition(f" {go}: ")[0].split(", ")) == sorted(PICKLES)
-        assert re.search(rf"1 step {words} \({size} in all\)$", lines[-1 if yes else -2])
+        assert re.search(rf"1 step {words} \({size} in total\)$", lines[-1 if yes else -2])
 
 
 def test_small_files_that_change_what_a_reduced_step_is_read_as_keep_the_step(
@@ -529,11 +531,11 @@ def test_a_step_becomes_a_delta_of_one_that_stays_and_that_one_stays_from_then_o
     os.utime(run / "step_3" / "model.pt", (1e9, 1e9))
     found = json.loads(done(thin(run, "--keep-last", 1, "--json")).out)
     assert [known.is_good for known in judged(run_at(Location(str(run))))] == [False, False, True]
-    assert "other steps are made of it" in found["steps"][2]["why"]
+    assert "a virtual checkpoint refers to it" in found["steps"][2]["why"]
     os.utime(run / "step_3" / "model.pt", ns=(when, when))
     SAVERS["torch"].run(run, 4)
     found = json.loads(done(thin(run, "--keep-last", 1, "--json", "--yes")).out)
-    assert found["steps"][2]["why"] == ["other steps are made of it"]
+    assert found["steps"][2]["why"] == ["a virtual checkpoint refers to it"]
     assert names(run) == {"step_3", "step_4"}
     done(thin(run, "--keep-last", 1, "--yes"))
     assert names(run) == {"step_4"}
@@ -844,7 +846,7 @@ def test_nothing_more_goes_once_the_last_good_step_is_not_what_it_was(
 ) -> None:
     run = SAVER.run(tmp_path / "run", 100, 200, 300)
     planned_before = plan(run, keep_last=1)
-    with pytest.raises(UnsafeError, match="checkpoint-300 must stay, but"):
+    with pytest.raises(UnsafeError, match="checkpoint-300 must be kept, but"):
         carried_out(planned_before, lambda *_: change(run / "checkpoint-300"))
     assert names(run) - {"checkpoint-300"} == {"checkpoint-200"}
     assert SAVER.takes(run / "checkpoint-200")
@@ -859,7 +861,7 @@ def test_no_step_becomes_a_delta_of_one_that_changed_meanwhile(run: Path, monkey
         os.utime(run / "checkpoint-300" / "trainer_state.json", (1e9, 1e9))
 
     monkeypatch.setattr(ckptconv, "patch", changing)
-    with pytest.raises(UnsafeError, match="checkpoint-300 must stay, but"):
+    with pytest.raises(UnsafeError, match="checkpoint-300 must be kept, but"):
         carried_out(plan(run, keep_last=2, as_="delta"))
     assert files(run) == before
 

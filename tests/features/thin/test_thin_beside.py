@@ -45,7 +45,7 @@ def test_an_output_does_not_take_the_place_of_its_step_and_stays(run: Path) -> N
     found = done(thin(run, "--keep-last", 1, "--yes"))
     assert names(run) == {"checkpoint-7", "checkpoint-7-safetensors"}
     assert SAVER.takes(run / "checkpoint-7")
-    said = "not counted, and left alone unless --remove names it: checkpoint-7-safetensors (an output of ckptconv)"
+    said = "not counted as steps, and kept unless --remove names them: checkpoint-7-safetensors (an output of ckptconv)"
     assert said in found.out.splitlines()
 
 
@@ -68,8 +68,8 @@ def test_what_is_named_goes_unless_something_holds_it(run: Path) -> None:
     found = done(thin(run, "--remove", "checkpoint-7-safetensors", "--yes"))
     assert "latest names it" in found.out
     assert "checkpoint-7-safetensors" in names(run)
-    thin(run, "--remove", "7").refused(2, "--remove 7: there is nothing of this name")
-    thin(run, "--remove", "checkpoint-5", "--drop", "optimizer").refused(2, "they cannot be given together")
+    thin(run, "--remove", "7").refused(2, "--remove 7: neither a step nor an entry")
+    thin(run, "--remove", "checkpoint-5", "--drop", "optimizer").refused(2, "cannot be combined with --drop or --as")
 
 
 def test_of_several_entries_of_one_number_none_goes_unless_it_is_named(run: Path) -> None:
@@ -78,7 +78,7 @@ def test_of_several_entries_of_one_number_none_goes_unless_it_is_named(run: Path
     shutil.rmtree(run / "checkpoint-7-safetensors")
     found = json.loads(done(thin(run, "--keep-last", 1, "--yes", "--json")).out)
     assert names(run) == {"checkpoint-5", "checkpoint-5-best", "checkpoint-7", "step_7_hf"}
-    assert found["steps"][0]["why"] == ["checkpoint-5-best has its number too"]
+    assert found["steps"][0]["why"] == ["checkpoint-5-best has the same step number"]
     assert found["beside"] == {
         "checkpoint-5-best": "checkpoint-5 has the same step number",
         "step_7_hf": "checkpoint-7 has the same step number",

@@ -203,7 +203,7 @@ def test_keys_of_a_nested_state_stay_which_is_told_when_names_are_given(tmp_path
     torch.save(state, tmp_path / "x.pt")
     options = ("--strip-prefix", "state.m.")
     run = done(ckptconv_here("convert", tmp_path / "x.pt", tmp_path / "x.safetensors", *options))
-    assert "keep the old keys; --key or --no-structure changes this." in run.out
+    assert "keep the old keys; --no-structure changes this." in run.out
     done(ckptconv_here("safetensors2pt", tmp_path / "x.safetensors", tmp_path / "y.pt"))
     assert_same(state, torch.load(tmp_path / "y.pt"))
     # Both of the ways that it names.

@@ -28,7 +28,9 @@ def test_what_it_is_is_not_seen_by_its_name_and_has_to_be_said_again() -> None:
     done(ckptconv_here("convert", "m.safetensors", "of-pt", "--to", "pt", *VERIFY))
     verified_here("m.safetensors", "of-pt", "--to", "pt")
     assert_same(torch.load("of-pt", weights_only=True), WEIGHTS)
-    assert "Say with --to" in ckptconv_here("verify", "m.safetensors", "of-pt").refused(2, "of-pt is not an output")
+    assert "Specify its kind with --to" in ckptconv_here("verify", "m.safetensors", "of-pt").refused(
+        2, "of-pt is not an output"
+    )
 
 
 def test_a_name_of_another_kind_is_refused() -> None:

@@ -45,7 +45,7 @@ def test_an_output_of_another_dtype_differs_unless_it_is_said(place: Path) -> No
 def test_metadata_of_the_source_belongs_into_every_file(place: Path) -> None:
     save_file(WEIGHTS, "in.safetensors", metadata={"format": "tf", "step": "7"})
     save_file(WEIGHTS, "out.safetensors", metadata={"format": "tf", "step": "8"})
-    ckptconv_here("verify", "in.safetensors", "out.safetensors").refused(1, "does not say that its step is '7'")
+    ckptconv_here("verify", "in.safetensors", "out.safetensors").refused(1, "its metadata does not set step to '7'")
 
 
 def test_objects_alone_are_no_model(place: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_manifest_with_a_value_that_no_option_has_is_refused(tmp_path: Path) -
     assert told["options"] == {"dtype": "float16"}
     for options in ({"dtype": "int8"}, {"max_shard_size": -1}, {"tied": "x"}, {"jobs": 3}, {"structure": 1}):
         manifest.write_text(json.dumps({**told, "options": options}))
-        with pytest.raises(UsageError, match="which is not known"):
+        with pytest.raises(UsageError, match="records an unknown option or value"):
             ckptconv.verify(tmp_path / "m.pt", tmp_path / "out")
 
 
@@ -92,6 +92,6 @@ def test_a_manifest_with_a_value_that_no_option_has_is_refused(tmp_path: Path) -
 def test_what_no_manifest_is_believed_is_verified_with_the_options_themselves(options: Any, tmp_path: Path) -> None:
     torch.save({"w": torch.ones(3), "b": torch.ones(3)}, tmp_path / "m.pt")
     ckptconv.convert(tmp_path / "m.pt", tmp_path / "out", **options, fsync=False)
-    with pytest.raises(UsageError, match=r"Give the options of the conversion on the command line\."):
+    with pytest.raises(UsageError, match=r"Specify the options of the conversion on the command line\."):
         ckptconv.verify(tmp_path / "m.pt", tmp_path / "out")
     assert ckptconv.verify(tmp_path / "m.pt", tmp_path / "out", **options).bytes_compared

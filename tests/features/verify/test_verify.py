@@ -270,7 +270,7 @@ def test_every_field_of_a_manifest_is_checked(made: str, saved: Path, tmp_path: 
         path.write_text(json.dumps(changed))
         if made == "torch" and what == "identity":
             # A source without checksums is known by its time, which a copy does not keep.
-            assert "another time of change" in verified(source, output, **settings).warnings[0]
+            assert "another modification time" in verified(source, output, **settings).warnings[0]
         elif what == "order" and (made in (*OF_FEATURES, "torch") or len(told["files"]) < 2):
             continue
         elif what == "kind":
@@ -435,8 +435,8 @@ def test_the_first_difference_is_named_by_tensor_index_and_values(tmp_path: Path
         assert error["difference"]["expected"].startswith(str(weights[name][place].item()))
         assert error["difference"]["found"].startswith(str(value))
         assert f"{name!r} differs at index {list(place)}" in run.err
-        assert "`ckptconv diff` compares any two checkpoints. If the source is another one" in run.err
-        assert "give the right one; else convert it again. A single file that average, merge or patch wrote" in run.err
+        assert "`ckptconv diff` compares any two checkpoints. If the output has another source" in run.err
+        assert "specify the original source; otherwise, convert it again. For a single file that average" in run.err
 
 
 def test_every_tensor_that_differs_is_named_and_counted(tmp_path: Path) -> None:
@@ -469,7 +469,7 @@ def test_every_tensor_that_differs_is_named_and_counted(tmp_path: Path) -> None:
     assert (told["c"]["elements"], told["c"]["index"], told["c"]["expected"][:4]) == (2, [7], "7.0 ")
     assert (told["t"]["elements"], told["t"]["index"]) == (2, [3, 10])
     run = ckptconv_here("verify", source, output)
-    run.refused(1, "lacks a tensor", "In all, 6 tensors differ: 'gone' (missing), 'more' (unexpected), 'b' (dtype)")
+    run.refused(1, "lacks a tensor", "In total, 6 tensors differ: 'gone' (missing), 'more' (unexpected), 'b' (dtype)")
     assert "'t' (2 elements) and 1 more." in run.err
 
 
@@ -571,7 +571,7 @@ def test_ties_of_a_part_name_the_options_that_chose_it(tmp_path: Path) -> None:
     convert(tmp_path / "run.pt", tmp_path / "w.safetensors", key="model", manifest=str(tmp_path / "m.json"))
     with pytest.raises(
         DifferenceError,
-        match=r"no tensor of that name belongs there\. .* If the source is another.* --for-hub, --key, ",
+        match=r"no tensor of that name was expected\. .* If the output has another source.* --for-hub, --key, ",
     ):
         verified(tmp_path / "run.pt", tmp_path / "w.safetensors")
 
@@ -611,16 +611,34 @@ def test_a_difference_names_the_files_that_have_changed_since_the_manifest_was_w
     with pytest.raises(DifferenceError) as unnamed:
         verified(tmp_path / "other.pt", tmp_path / "out")
     torch.save({"a": torch.ones(4)}, tmp_path / "run.pt")
-    with pytest.raises(DifferenceError, match=r"'a' differs .* was written when run\.pt had another size or time"):
+    with pytest.raises(DifferenceError, match=r"'a' differs .* records another size or modification time of run\.pt"):
         verified(tmp_path / "run.pt", tmp_path / "out")
-    assert "was written when" not in str(unnamed.value)
+    assert "records another size" not in str(unnamed.value)
 
 
 def test_an_output_that_is_none_asks_for_the_order(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(4)}, tmp_path / "source.safetensors")
     (tmp_path / "out").mkdir()
-    with pytest.raises(UsageError, match=r"out holds neither .*\. The order is: verify SOURCE OUTPUT\."):
+    with pytest.raises(
+        UsageError, match=r"out contains neither .*\. The order of arguments is: verify SOURCE OUTPUT\."
+    ):
         verified(tmp_path / "source.safetensors", tmp_path / "out")
+
+
+def test_an_output_given_first_is_known_by_its_manifest(tmp_path: Path) -> None:
+    for name in ("run.pt", "other.pt", "larger.pt"):
+        torch.save({"a": torch.ones(4000 if name == "larger.pt" else 4)}, tmp_path / name)
+    convert(tmp_path / "run.pt", tmp_path / "out", dtype="bf16", rename=["^=m."])
+    (tmp_path / "model").mkdir()
+    convert(tmp_path / "run.pt", tmp_path / "model" / "x.safetensors")
+    convert(tmp_path / "model", tmp_path / "cast", dtype="bf16")
+    for source, output in (("run.pt", "out"), ("model", "cast")):
+        words = tmp_path / source, tmp_path / output
+        told = ckptconv_here("verify", *words[::-1]).refused(1, f"If it is the output: ckptconv verify {words[0]} ")
+        done(ckptconv_here(*told.rpartition("ckptconv ")[2].split()))
+    shutil.copy(tmp_path / "larger.pt", tmp_path / "run.pt")
+    for other in ("run.pt", "other.pt"):  # another size, another name
+        assert "By its manifest" not in ckptconv_here("verify", tmp_path / "out", tmp_path / other).refused(1)
 
 
 def test_files_that_do_not_belong_or_are_not_there(sharded: tuple[Path, Path]) -> None:
@@ -1012,8 +1030,10 @@ def test_names_without_a_prefix_lead_to_the_option_of_the_conversion(tmp_path: P
         output = tmp_path / f"{source}.safetensors"
         done(ckptconv_here("convert", tmp_path / source, output, *option))
         run = ckptconv_here("verify", tmp_path / source, output)
-        run.refused(1, f"It has the names of a conversion with {' '.join(option)}.", "give --for-hub, --key")
+        run.refused(
+            1, f"The output has the names of a conversion with {' '.join(option)}.", "use the same --for-hub, --key"
+        )
         done(ckptconv_here("verify", tmp_path / source, output, *option))
     save_file({"a": torch.ones(2), "c": torch.ones(2)}, tmp_path / "others.safetensors")
     run = ckptconv_here("verify", tmp_path / "flat.pt", tmp_path / "others.safetensors")
-    assert "It has the names" not in run.err
+    assert "The output has the names" not in run.err

@@ -425,9 +425,44 @@ def test_what_renames_nothing_is_said_and_no_error(tmp_path: Path) -> None:
     whole = torch_file(tmp_path, {"state_dict": {"module.a": torch.ones(1)}, "step": 1})
     for prefix in ("module.", "module"):
         run = converted(whole, "--strip-prefix", prefix)
-        assert "the first is 'state_dict.module.a': give the whole beginning, 'state_dict.module.'.\n" in run.err
+        assert "the first is 'state_dict.module.a': give --key state_dict --strip-prefix 'module.'.\n" in run.err
     converted(whole, tmp_path / "whole.safetensors", "--strip-prefix", "state_dict.module.")
     assert list(load_file(tmp_path / "whole.safetensors")) == ["a"]
+
+
+def test_advice_on_a_training_checkpoint_agrees_and_does_what_it_says(tmp_path: Path) -> None:
+    """Each case has the options that are given, and those that the only advice on the prefix names; with them, the
+    names of the output begin as the user wants."""
+    optimizer = {"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": [{"lr": 0.1, "params": [0]}]}
+    weights = {"model.model.a": torch.ones(2), "model.head": torch.ones(3)}
+    path = torch_file(tmp_path, {"epoch": 1, "state_dict": weights, "optimizer_states": [optimizer]})
+    output = tmp_path / "model.safetensors"
+    part, rest = ["--include", "state_dict.model.*"], ["--exclude", "state_dict.model.head"]
+    by_key, whole = ["--key", "state_dict", "--strip-prefix", "model."], ["--strip-prefix", "state_dict.model."]
+    for options, prefix, advised in (
+        ([], [], by_key),
+        ([], ["--strip-prefix", "model."], by_key),
+        (["--dtype", "bf16"], ["--strip-prefix", "model."], by_key),
+        (["--include", "*model.*"], ["--strip-prefix", "model."], by_key),
+        (part, [], whole),
+        (part, ["--strip-prefix", "model."], whole),
+        (rest, [], whole),
+    ):
+        run = converted(path, *options, *prefix)
+        said = (run.err + run.out).replace("give the whole beginning, ", "--strip-prefix ").replace("'", "")
+        assert said.count(" ".join(advised)) == 1, said
+        assert said.count("--strip-prefix ") == 1 + said.count("--strip-prefix model. changes no name"), said
+        # With the key, a glob that begins with it would match nothing.
+        assert ("--key state_dict converts only the weights" in said) == (options in ([], ["--dtype", "bf16"])), said
+        converted(path, *options, *advised)
+        assert {"model.a", "head"} - {"head" if options == rest else ""} <= {*load_file(output)}
+    # The key would strip the prefix from the names below it.
+    path = torch_file(tmp_path, {"epoch": 1, "model": {"model.a": torch.ones(2)}})
+    assert "--key" not in converted(path, "--strip-prefix", "model.").out
+    assert list(load_file(output)) == ["model.a"]
+    # A prefix that is stripped, and a rule that changes nothing.
+    run = converted(path, "--strip-prefix", "model.", "--rename", "x=y")
+    assert run.err == "ckptconv: warning: --rename 'x=y' changes no name; the first is 'model.a'.\n"
 
 
 def test_a_replacement_is_split_at_the_last_equals_sign(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_files_that_the_manifest_does_not_name_are_told_when_the_source_is_given
     assert verify(source, output).warnings == []
     (output / "pytorch_model.bin").write_bytes(b"of another")
     (told,) = verify(source, output).warnings
-    assert "also holds pytorch_model.bin, which its manifest does not list: not compared" in told
+    assert "also contains pytorch_model.bin, which its manifest does not list: not compared" in told
 
 
 def test_an_output_in_the_directory_of_its_source_has_other_files_beside_it(tmp_path: Path) -> None:
@@ -77,16 +77,18 @@ def test_a_manifest_in_the_place_of_the_output_is_known(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as refused:
         verify(source, tmp_path / "out" / MANIFEST)
     assert "is a manifest, not a checkpoint" in refused.value.message
-    assert refused.value.hint == f"Give the output: ckptconv verify {source} {tmp_path / 'out'}"
+    assert refused.value.hint == f"Specify the output: ckptconv verify {source} {tmp_path / 'out'}"
     assert verify(source, tmp_path / "out").tensors
 
 
 def test_files_that_the_manifest_does_not_name_are_told_and_refused_if_they_are_loaded_too(output: Path) -> None:
     (output / "notes.txt").write_text("of the user")
     (told, _) = verify(output).warnings
-    assert "also holds notes.txt, which its manifest does not list: not compared" in told
+    assert "also contains notes.txt, which its manifest does not list: not compared" in told
     (output / "model-00009-of-00009.safetensors").write_bytes(b"")
-    with pytest.raises(DifferenceError, match=r"holds model-00009-of-00009\.safetensors, which .* remove them"):
+    with pytest.raises(
+        DifferenceError, match=r"contains model-00009-of-00009\.safetensors, which .* Remove these files"
+    ):
         verify(output)
 
 
@@ -145,7 +147,7 @@ def test_options_for_digests_lead_to_the_output_alone(output: Path) -> None:
         told = "ckptconv verify OUTPUT, without SOURCE, compares the files with the digests in its manifest."
         ckptconv_here("verify", output, option).refused(2, told)
         assert told not in ckptconv_here("diff", output, output, option).refused(2, "There is no option")
-    told = "compared when it is converted: ckptconv convert SOURCE OUTPUT --checksum. For digests"
+    told = "use: ckptconv convert SOURCE OUTPUT --checksum. To compare the digests"
     ckptconv_here("verify", output, output, "--checksum").refused(2, told)
     assert ckptconv_here("verify", output).code == 0
 

@@ -302,7 +302,7 @@ def test_it_is_in_the_text_the_page_and_the_json(model: Path) -> None:
     found, _ = compared(model, model.parent / "fp8-block")
     text = "\n".join("".join(span.text for span in line) for line in overview(found))
     assert (
-        "of 4 quantized weights with 24 scales, 4 reproduced; the sides are at most 0.5 steps of the codes apart"
+        "of 4 quantized weights with 24 scales, 4 reproduced; the sides differ by at most 0.5 steps of the codes"
         in text
     )
     assert "reproduced" in page_of(found)
