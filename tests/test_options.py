@@ -271,7 +271,7 @@ def test_an_option_of_a_feature_that_is_not_here_is_refused_by_name(
     told = json.loads(manifest.read_text())
     manifest.write_text(json.dumps({**told, "options": {"bend": 3}}))
     for compare in of_features("COMPARING_OUTPUTS"):
-        with pytest.raises(UsageError, match=r"had the option 'bend', which needs the feature absent"):
+        with pytest.raises(UsageError, match=r"records the option 'bend', which requires the feature absent"):
             compare(tmp_path / "m.pt", tmp_path / "out")
     # What tables name of such features is left out of them; a name that nobody has is a mistake.
     assert list(named_in("dtype bend jobs")) == ["dtype", "jobs"]

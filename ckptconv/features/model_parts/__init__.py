@@ -11,7 +11,7 @@ a list with an entry for each of them, a list of their numbers.
 
 from __future__ import annotations
 
-PAGES = ("parts-of-models.md",)
+PAGES = ("parts-of-models.md", "internals/parts-of-models.md")
 SCRIPTS = ("formats/parts.py",)
 # Features that this one builds on: without them, it is gone too.
 NEEDS = ("companions", "configs", "model_facts")
