@@ -174,6 +174,7 @@ class _Fields(NamedTuple):
     weights_error: CkptconvError | None = None
     trees: Mapping[str, Any] = {}
     training: Training | None = None
+    left: Callable[[], Mapping[str, Sequence[Any]]] | None = None
     structured: bool = True
     of_model: bool = False
     owners: Mapping[str, str] = {}
@@ -222,6 +223,7 @@ class Source(_Fields):
     - `weights_error` is the reason why its tensors are no weights, although they can be read and shown.
     - `trees` maps a key to a tree that holds the value under it, if `weights` does not.
     - `training` is the rest of DeepSpeed's state to resume the training, if DeepSpeed wrote it.
+    - `left` returns its parts besides `weights` and optimizer states, each with its tensors, None for unread values.
     - `owners` are ties that the checkpoint itself names: {alias: owner}.
     - `unaccounted` are names whose data is nowhere in it: the user excludes them by name, or it is an error.
     - `equal` are tensors that are stored twice, by name; if they differ, the checkpoint is corrupt.

@@ -172,7 +172,7 @@ def _lines(report: ThinReport, chosen: Mapping[str, Any]) -> Iterator[str]:
     if lost := dict.fromkeys(name for step in others for name in step.lost):
         goes = "went too" if report.carried_out else "would go too"
         names = some([*lost], _MOST_NAMES, str)
-        yield f"{names} {goes}: reduced steps keep their weights and small files that have a suffix, but no pickles"
+        yield f"{names} {goes}: reduced steps keep only weights, and small files that have a suffix and are no pickles"
     if others and not (report.carried_out or chosen["check"] or chosen["stats"]):
         yield "good is by sizes and markers: no data was read; --check compares digests, --stats looks for NaN"
     stay, go = _TOGETHER[bool(chosen["drop"] or chosen["as_"]), report.carried_out]

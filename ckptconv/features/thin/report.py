@@ -35,8 +35,8 @@ class ThinnedStep:
     """Size of the files that are left of the step, or would be; null for a delta that is not written yet."""
 
     lost: Sequence[str] = ()
-    """Files that a reduced step loses together with the optimizer, although they hold neither its states nor weights.
-    """
+    """Files, and parts of its checkpoint, that a reduced step loses together with the optimizer, although they hold
+    neither its states nor weights."""
 
 
 @dataclass
