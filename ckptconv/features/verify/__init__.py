@@ -20,6 +20,6 @@ OTHER_SOURCE = (
     "one; else "
 )
 CONVERTED_SO = (
-    f"{OTHER_SOURCE}give --for-hub, --key, --include, --exclude, --strip-prefix and --rename as the conversion had "
-    "them. The order is: verify SOURCE OUTPUT."
+    f"{OTHER_SOURCE}give --for-hub, --key, --map, --states, --include, --exclude, --strip-prefix and --rename as the "
+    "conversion had them. The order is: verify SOURCE OUTPUT."
 )
