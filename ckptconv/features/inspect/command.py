@@ -14,6 +14,7 @@ from ckptconv.options.table import OPTIONS
 OTHER_OPTIONS = {
     "--dtype": "In inspect, this option is --as DTYPE.",
     "--tensor --tensors --name": "Use --include NAME.",
+    "--nan --nans --inf --check-nan --check-finite --finite": "Use --stats, which counts NaN and infinite values.",
     "--keys --names --all --list --full": (
         "Use --key PATH to show a part. ckptconv inspect -v shows all tensor names."
     ),

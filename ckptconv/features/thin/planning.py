@@ -102,7 +102,11 @@ def planned(
     ]
     policy = policy_of(options, every, stores)
     for name in {*options["remove"]} - {known.step.name for known in (*every, *beside)}:
-        raise UsageError(f"--remove {name}: there is nothing of this name among the steps and their outputs.")
+        meant = [f"--remove {shlex.quote(step.name)}" for step in run.steps if str(step.number) == name]
+        raise UsageError(
+            f"--remove {name}: there is nothing of this name among the steps and their outputs.",
+            f"Did you mean {' or '.join(meant)}?" if meant else "",
+        )
     held = held_steps(run, every, beside, options)
     candidates = [
         Candidate(known.step.name, known.step.number, known.step.time, known.is_good, tuple(held[known.step.name]))

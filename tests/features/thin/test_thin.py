@@ -1045,3 +1045,10 @@ def test_options_of_other_programs_lead_to_its_own(tmp_path: Path) -> None:
     for option in ("--keep", "--max-to-keep"):
         ckptconv_here("thin", tmp_path, option, "3").refused(2, "Use --keep-last N.")
     ckptconv_here("thin", tmp_path, "--keep-period", "1000").refused(2, "Use --keep-every N.")
+
+
+def test_a_step_after_the_run_is_answered_with_the_option_for_it(run: Path) -> None:
+    before = names(run)
+    thin(run, "checkpoint-100", "--yes").refused(2, "Did you mean --remove checkpoint-100?")
+    assert "Did you mean" not in thin(run, "checkpoint-100", "checkpoint-200").err
+    assert names(run) == before

@@ -68,7 +68,10 @@ def test_what_is_named_goes_unless_something_holds_it(run: Path) -> None:
     found = done(thin(run, "--remove", "checkpoint-7-safetensors", "--yes"))
     assert "latest names it" in found.out
     assert "checkpoint-7-safetensors" in names(run)
-    thin(run, "--remove", "7").refused(2, "--remove 7: there is nothing of this name")
+    thin(run, "--remove", "7").refused(
+        2, "--remove 7: there is nothing of this name", "Did you mean --remove checkpoint-7?"
+    )
+    assert thin(run, "--remove", "8").err.endswith("among the steps and their outputs.\n")
     thin(run, "--remove", "checkpoint-5", "--drop", "optimizer").refused(2, "they cannot be given together")
 
 
