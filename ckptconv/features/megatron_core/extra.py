@@ -189,7 +189,7 @@ def read_extra(
         if type(common) not in (dict, OrderedDict):
             raise CorruptError(f"{where} does not contain the dict that Megatron-core writes.")
         extra.common = _Plain(extra.left, place.options).take(common)
-        extra.rest = [value for key, value in common.items() if type(key) is not str or not is_optimizer(key)]
+        extra.rest = [value for key, value in (common or {}).items() if type(key) is not str or not is_optimizer(key)]
     return None if described.nested else extra
 
 

@@ -254,6 +254,9 @@ def _with(manifest: Manifest, options: Options, explicit: Collection[str]) -> Op
         if way.lost and not (getattr(options, name) or left[name]):
             done, advice = way.lost
             raise UsageError(f"{manifest.place} says that {done}, but not where to find it from here.", advice)
+        if way.lost and left.get(name) and Location(left[name], dict(options.storage_options)).kind == "missing":
+            done, advice = way.lost
+            raise MissingError(f"{manifest.place} says that {done}: {left[name]}, which does not exist.", advice)
     return options.replaced(**left, family=options.family or manifest.family)
 
 
