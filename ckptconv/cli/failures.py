@@ -187,7 +187,8 @@ def failure_of(error: BaseException) -> CkptconvError | None:
         if more := re.fullmatch(r"Got unexpected extra argument(?:\(s\)|s)? \((.*)\)", message):
             options = _options_of(error.ctx.command) if error.ctx else set()
             other = several("Several inputs: {}. ") if "--dry-run" in options else ""
-            for option in options.intersection(("--delta", "--port") if more[1].isdecimal() else ("--delta",)):
+            meant = {"--delta", "--remove", *(["--port"] if more[1].isdecimal() else ())} if " " not in more[1] else ()
+            for option in options.intersection(meant):
                 other = f"Did you mean {option} {more[1]}? "
             given = [value for value in error.ctx.params.values() if isinstance(value, str)] if error.ctx else []
             if name := with_blanks([*given, *more[1].split()]):

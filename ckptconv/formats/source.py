@@ -174,6 +174,7 @@ class _Fields(NamedTuple):
     weights_error: CkptconvError | None = None
     trees: Mapping[str, Any] = {}
     training: Training | None = None
+    left: Callable[[], Mapping[str, Sequence[Any]]] | None = None
     structured: bool = True
     of_model: bool = False
     owners: Mapping[str, str] = {}
@@ -222,11 +223,11 @@ class Source(_Fields):
     - `weights_error` is the reason why its tensors are no weights, although they can be read and shown.
     - `trees` maps a key to a tree that holds the value under it, if `weights` does not.
     - `training` is the rest of DeepSpeed's state to resume the training, if DeepSpeed wrote it.
+    - `left` returns its parts besides `weights` and optimizer states, each with its tensors, None for unread values.
     - `owners` are ties that the checkpoint itself names: {alias: owner}.
     - `unaccounted` are names whose data is nowhere in it: the user excludes them by name, or it is an error.
     - `equal` are tensors that are stored twice, by name; if they differ, the checkpoint is corrupt.
-    - `counts` are the numbers of tensors in the weights, by kind.
-    - `files` are the facts about its files besides tensors.
+    - `counts` are the numbers of tensors in the weights by kind; `files` are the facts about its files besides tensors.
     - `warnings` are causes for concern; `notes` are not.
     - `values` are values next to `weights`, by name, for people, and derived companions, whose files are empty.
     - `inputs` identifies every file that was read, by a name relative to the source: by an `Input`, or by another value
@@ -238,12 +239,10 @@ class Source(_Fields):
     - `pointers` are the paths of files that only say where the checkpoint is, such as `latest`.
     - `shards` are the paths of the files of a sharded set: the output keeps the grouping. Of a set that is only
       described, `grouping` has {tensor: name of its file}.
-    - `part` names one of several sources: the tensor-parallel rank, or the folder in a pipeline of diffusers, "" for
-    the pipeline's own.
+    - `part` names one of several sources: the tensor-parallel rank, or the folder in a pipeline, "" for its own.
     - `pieces` matches the names of tensors that are pieces of parameters; these are not converted.
     - `metadata` is the metadata of safetensors files, `remarks` that part of it which an output keeps.
-    - `stored` are the tensors of a safetensors output that has a structure record.
-    - `defaults` apply unless the user asks for something else.
+    - `stored` are the tensors of a safetensors output with a structure record; `defaults` apply where none are given.
     """
 
     __slots__ = ()

@@ -78,10 +78,11 @@ def nearby(place: Location) -> str:
     begun = re.compile(rf"{re.escape(stem)}(\D.*{re.escape(suffix)}|\.(bin|ckpt|pth?|safetensors))", re.DOTALL)
     if stem and len(near := [name for name in place.parent.names if begun.fullmatch(name)]) == 1:
         return f"Did you mean {os.path.join(os.path.dirname(path), near[0])}?"
+    form = re.sub(r"\d+", "#", place.name)
+    if series := [name for name in place.parent.names if re.sub(r"\d+", "#", name) == form != place.name]:
+        series.sort(key=lambda name: [*map(int, re.findall(r"\d+", name))])
+        return f"Its directory contains {some(series, form=str)}."
     names = {name.lower(): name for name in place.parent.names}
-    close = difflib.get_close_matches(place.name.lower(), list(names), n=1, cutoff=0.8)
-    if not close:
-        steps = sorted((name for name in names if name.isdigit() and place.name.isdigit()), key=int)
-        other = f"Its directory contains {some(steps, form=str)}." if steps else ""
-        return other if "/" in path else other or stores.hint(path, place.options)
-    return f"Did you mean {os.path.join(os.path.dirname(path), names[close[0]])}?"
+    if close := difflib.get_close_matches(place.name.lower(), list(names), n=1, cutoff=0.8):
+        return f"Did you mean {os.path.join(os.path.dirname(path), names[close[0]])}?"
+    return "" if "/" in path else stores.hint(path, place.options)

@@ -81,8 +81,8 @@ def instead_of(word: str) -> str:
 def unknown(
     name: str, known: Iterable[str], called: str = "", instead: Mapping[str, str] = _NO_WORDS, value: Any = None
 ) -> CkptconvError:
-    """Return the error for a keyword argument `name` that is not among `known`, the arguments of the function
-    `called`. `instead` has advice, as in `checked`, where VALUE stands for the given `value`, if that is text."""
+    """Return the error for an argument `name` not among `known`, those of the function `called`. `instead` has advice,
+    as in `checked`, where VALUE stands for the given `value`, if that is text."""
     if feature := missing(name):
         return lacking(f"The option {name!r}", feature)
     close = difflib.get_close_matches(name, known, cutoff=0.7)
@@ -123,7 +123,9 @@ def not_among(value: Any, called: str, choices: tuple[str, ...], words: Mapping[
     like = [name for name in difflib.get_close_matches(text, choices) if name[0] == text[0] and not instead_of(text)]
     exact = [name for name in (words.get(text, text),) if name in choices]
     meant = exact or [name for name in choices if text and name.startswith(text)] or like
+    names = " For the names of Hugging Face, use --map NAME: `ckptconv maps` lists the maps."
+    more = names if text in ("hf", "huggingface", "transformers") and not missing("map") else ""
     return UsageError(
         f"{called} is {brief(value)}; it may be {', '.join(choices[:-1])}{' or ' * (len(choices) > 1)}{choices[-1]}.",
-        f"Did you mean {' or '.join(meant)}?" if meant else instead_of(text),
+        f"Did you mean {' or '.join(meant)}?{more}" if meant else instead_of(text),
     )

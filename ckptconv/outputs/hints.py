@@ -51,7 +51,10 @@ def check_glob(glob: str, names: Sequence[str], choice: Choice) -> None:
     parts = {name[: dot.start()] for name in names for dot in re.finditer(r"\.", name)}
     if fnmatch.filter(parts, glob) or (is_include and not (names and glob in choice.used)):
         option = "--include" if is_include else "--exclude"
-        raise UsageError(f"{option} {glob!r} matches none of the {len(names)} names.", globs_like(glob, names))
+        hint = globs_like(glob, names)
+        if is_include and "optim" in glob and not hint.startswith("Did you mean"):
+            hint = "convert --optimizer PATH converts the states of an optimizer, if the input has any."
+        raise UsageError(f"{option} {glob!r} matches none of the {len(names)} names.", hint)
 
 
 def globs_like(glob: str, names: Sequence[str]) -> str:

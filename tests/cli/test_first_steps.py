@@ -56,6 +56,7 @@ REFUSED: list[tuple[str, int, str]] = [
     ("convert hf:organization/model x", 2, "Did you mean hf://organization/model?"),
     ("convert model.pt x --tied aliases", 2, "--tied is 'aliases'; it may be alias or duplicate. Did you mean alias?"),
     ("convert model.pt x --to safetensor", 2, "Did you mean safetensors?"),
+    ("convert model.pt x --include optimizer", 2, "convert --optimizer PATH converts the states of an optimizer"),
     ("convert model.pt x --to dpc", 2, "Did you mean dcp?" if "dcp" in NAMED else "it may be"),
     ("convert", 2, "Usage: ckptconv convert [OPTIONS] INPUT... [OUTPUT]. See"),
     ("convert model.pt x --digest md5", 2, "--digest is 'md5'; it may be sha256 or blake3."),

@@ -15,7 +15,7 @@ from ckptconv.storage.location import Location
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for directory in ("adapter", "torch-shards", "shards", "plain", "run/checkpoint-500", "two"):
+    for directory in ("adapter", "torch-shards", "shards", "plain", "run/checkpoint-500", "two", "steps"):
         (tmp_path / directory).mkdir(parents=True)
     weights = {"w": torch.ones(2)}
     save_file(weights, tmp_path / "adapter/adapter_model.safetensors")
@@ -28,6 +28,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / directory / f"{name.format('')}.index.json").write_text(json.dumps(index))
     for name in ("epoch=3-step=900.ckpt", "weights.bin"):
         torch.save(weights, tmp_path / "plain" / name)
+    for number in (900, 1000, 2000):
+        (tmp_path / "steps" / f"step-{number}").mkdir()
     for name in ("model-best.pt", "model-last.pt"):
         torch.save(weights, tmp_path / "two" / name)
     monkeypatch.chdir(tmp_path)
@@ -46,6 +48,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("plain/epoch=3.ckpt", "Did you mean plain/epoch=3-step=900.ckpt?"),
         ("plain/weights.safetensors", "Did you mean plain/weights.bin?"),
         ("run/checkpoint", "Did you mean run/checkpoint-500?"),
+        # Another number is another step: which ones there are.
+        ("steps/step-1500", "Its directory contains step-900, step-1000, step-2000."),
         # Nothing is known where several do, or where there is no model.
         ("two/model.pt", ""),
         ("run/pytorch_model.bin", ""),

@@ -3,7 +3,8 @@
 Such a module has `read_extra`, which returns the data apart from the tensors, or None; `check_backend` and
 `is_of_another_backend`, for directories whose tensors are stored otherwise; and `facts` about values, for inspect. The
 result of `read_extra` has `format`, the name of the checkpoint for people, `common`, the values that all ranks have
-alike, the `log` of the files that were read, `arranged`, which returns the wanted weights and states, and `notes`.
+alike, `left`, the names of values that it leaves out, `rest`, which holds the tensors in these, the `log` of the files
+that were read, `arranged`, which returns the wanted weights and states, and `notes`.
 """
 
 from __future__ import annotations

@@ -108,6 +108,7 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
         optimizer=states,
         of_states=StateFacts(states_error, inputs=state_inputs),
         trees=trees,
+        left=functools.partial(_left, checkpoint, {*chosen}, extra),
         notes=[*([place.note] if place.note else []), *notes],
         warnings=[*checkpoint.warnings, *warnings, *(text for further in read[1:] for text in further.warnings), *cut],
         facts={**_facts(path, checkpoint), **dialects.facts(extra.common if extra else checkpoint.values)},
@@ -121,6 +122,12 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
         pointers=place.pointers,
         reread=functools.partial(_read, path, place),
     )
+
+
+def _left(*opened: Any) -> dict[str, list[Any]]:
+    from ckptconv.features.dcp.left import left_of  # conversions do not ask
+
+    return left_of(*opened)
 
 
 def _facts(path: str, checkpoint: Described) -> dict[str, Any]:

@@ -122,6 +122,7 @@ def output_with(
         kept=frozenset(),
         warnings=tuple(warnings),
         notes=tuple(note for note in content.chosen.notes if note != KEPT),
+        record=content.chosen.record,
         equal=content.equal,
     )
     planned = output_of(target.holds, [source], target, options, tuple(files), {}, notices)

@@ -82,7 +82,7 @@ def compare(source: Source, place: Location, path: str, options: Options, rename
     if GIVEN.of(options).chunks is None and not _is_planned(plans[-1], place):
         plans = file_plans(want, options, layout_of(described, path))  # it was made like another checkpoint
     where = {plan.name: place.join(plan.name) for plan in plans}
-    compared = Compared(path, len(want.tensors), plans, where)
+    compared = Compared(path, len(want.tensors), plans, where, record=want.chosen.record)
     check_files(path, place, where, options)
     for key, (steps, tensor) in want.tensors.items():
         if key not in described.tensors:

@@ -6,6 +6,7 @@ DeepSpeed's engine.py (save_checkpoint), and the optimizers named in `partitions
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
@@ -144,6 +145,7 @@ def _read(location: Location, wanted: Wanted) -> Source:
         optimizer=weights.optimizer(),
         of_states=StateFacts(weights.states_error, weights.equal_states, weights.alike),
         training=_training(opened.files, first.optims, weights),
+        left=functools.partial(_left, first.model.values),
         structured=False,
         owners=weights.aliases,
         counts=weights.counts(),
@@ -157,6 +159,12 @@ def _read(location: Location, wanted: Wanted) -> Source:
         defaults=Defaults("float32", 5 * 10**9),
         **opened.reading.log.fields(),
     )
+
+
+def _left(values: Mapping[str, Any]) -> dict[str, list[Any]]:
+    from ckptconv.features.deepspeed.left import left_of  # conversions do not ask
+
+    return left_of(values)
 
 
 def ranks_to_convert(location: Location, tag: str) -> list[int]:

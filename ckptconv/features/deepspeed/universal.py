@@ -7,6 +7,7 @@ in the model files next to them, as in any checkpoint.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from ckptconv.errors import CorruptError
 from ckptconv.features.deepspeed import locate as zero_files
 from ckptconv.features.deepspeed.assemble import complete
+from ckptconv.features.deepspeed.left import left_of
 from ckptconv.features.deepspeed.partitions import Shape
 from ckptconv.features.deepspeed.records import Fields, ModelFile, Reading
 from ckptconv.features.deepspeed.states import own
@@ -76,6 +78,7 @@ def read(place: Location, tagged: Location, wanted: Wanted) -> Source:
         weights=weights.state_dict(),
         optimizer=weights.optimizer(),
         training=weights.training(common.values if common else {}, files.model.values()),
+        left=functools.partial(left_of, model.values),
         structured=False,
         owners=weights.aliases,
         counts=weights.counts(),

@@ -7,7 +7,7 @@ and which the optimizer's, joins the tensors, and names the optimizer's states b
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -167,6 +167,7 @@ def source_of(
         "defaults": Defaults(shard_size=5 * 10**9),
         "pieces": names_of.FLAT_PARAMETER,
         "wanted": wanted,
+        "left": functools.partial(left_of, opened),
     }
     optimizer, states_error, equal_states = states
     return Source(
@@ -178,6 +179,19 @@ def source_of(
         of_states=StateFacts(states_error, equal_states, inputs=state_inputs or {}),
         **{**common, **fields},
     )
+
+
+def left_of(opened: RankFiles, unread: Collection[str] = ()) -> dict[str, list[Any]]:
+    """Return the parts in the weights' files besides weights and states, each with a rank's pieces of its tensors.
+    Those that begin with `unread` are in other files."""
+    ranks, roles, chosen, left = opened.model.ranks, opened.roles, {*opened.weights}, dict[str, list[Any]]()
+    for path in ranks.paths():
+        if path not in chosen and roles.optimizer_of(path) is None and path[0] not in unread:
+            pieces = [
+                piece.tensor if isinstance(piece, Whole) else None for piece in ranks.pieces.get(path, {}).values()
+            ]
+            left.setdefault(names_of.dotted(roles.part_of(path)), []).extend(pieces[:1])
+    return left
 
 
 def _is_understood(name: str) -> bool:

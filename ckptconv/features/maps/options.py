@@ -61,6 +61,10 @@ GIVEN = MapOptions
 COMPLETED = {"map": _names}
 # Options of torchtitan's scripts of conversion.
 OTHER_OPTIONS = {
+    "--hf-format --hf --to-hf": (
+        "safetensors is the default. For the names of Hugging Face, use --map NAME, with one of those that "
+        "`ckptconv maps` lists."
+    ),
     "--model-name --model-flavor": "Use --map NAME, with one of those that `ckptconv maps` lists.",
     "--export-dtype --merge-dtype --save-dtype --save-precision": "Use --dtype, such as --dtype bf16.",
 }

@@ -24,7 +24,7 @@ from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
 from ckptconv.features.dcp.metadata import Description, SavedTensor, Shape
 from ckptconv.features.joining.chunks import ChunkTile, join
 from ckptconv.features.joining.integrity import check_file
-from ckptconv.features.joining.names import named
+from ckptconv.features.joining.names import is_optimizer, named
 from ckptconv.features.megatron_core import fsdp
 from ckptconv.features.megatron_core.alone import COMMON, CONFIG_FILE
 from ckptconv.features.megatron_core.optimizers import optimizers_in
@@ -85,7 +85,8 @@ class Extra:
     """The content of a checkpoint of Megatron-core besides its tensors.
 
     `common` are the plain values of common.pt, or, if it `is_object`, of the object in its place; `left` names the
-    values that are left out. `without` are weights without a master. `where` is the directory.
+    values that are left out, and `rest` are all of them, except the optimizer's. `without` are weights without a
+    master. `where` is the directory.
     """
 
     where: str
@@ -93,6 +94,7 @@ class Extra:
     common: dict[str, Any] = field(default_factory=dict)
     is_object: bool = False
     left: list[str] = field(default_factory=list)
+    rest: list[Any] = field(default_factory=list)
     without: list[str] = field(default_factory=list)
     log: InputLog = field(default_factory=InputLog)
 
@@ -187,6 +189,7 @@ def read_extra(
         if type(common) not in (dict, OrderedDict):
             raise CorruptError(f"{where} does not contain the dict that Megatron-core writes.")
         extra.common = _Plain(extra.left, place.options).take(common)
+        extra.rest = [value for key, value in (common or {}).items() if type(key) is not str or not is_optimizer(key)]
     return None if described.nested else extra
 
 

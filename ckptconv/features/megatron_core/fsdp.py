@@ -48,6 +48,7 @@ class Extra:
     where: str
     format: str = FSDP
     log: InputLog = field(default_factory=InputLog)
+    rest: tuple[()] = ()
 
     def arranged(
         self,

@@ -34,7 +34,8 @@ def pairs(
     where = {name: target.place.at(at[name]) for name in names}
     if options.states:
         source = source._replace(inputs=source.inputs_of_all)
-    yield from paired(source, target, compare(target.path, output.plan.files, where, form), done, attested)
+    compared = compare(target.path, output.plan.files, where, output.notices.record, form)
+    yield from paired(source, target, compared, done, attested)
 
 
 def _form(target: CheckedOutput, options: Options) -> Form:

@@ -60,6 +60,7 @@ def _read(path: str, step: Step, wanted: Wanted) -> Source:
         weights=weights,
         of_model=bool(model),
         trees=trees,
+        left=functools.partial(opened.left_of, model, optimizer_keys),
         optimizer=optimizer,
         of_states=StateFacts(inputs=opened.identified(path) if optimizer else {}),
         notes=[*([step.note] if step.note else []), *notes],
@@ -140,6 +141,18 @@ class _Opened:
                 part = optimizer if is_state else leaf.keys[: len(model) if leaf.is_below(model[:-1]) else 1]
                 noun = ARRAY if leaf.kind == ARRAY and leaf.keys[-1] != _STEP else VALUE
                 left.add(".".join(part), noun, is_state=is_state)
+        return left
+
+    def left_of(self, model: tuple[str, ...], optimizer: tuple[str, ...]) -> dict[str, list[Any]]:
+        """Return the parts that are neither the model's nor the optimizer's, each with its arrays."""
+        ways = [keys for keys in (model, optimizer) if keys]
+        leaves = [leaf for leaf in self.leaves if model and not any(map(leaf.is_below, ways))]
+        self.tree(leaves)
+        left: dict[str, list[Any]] = {}
+        for leaf in leaves:
+            value = self._values.get((leaf.item, leaf.name))
+            part = leaf.keys[: len(model) if leaf.is_below(model[:-1]) else 1]
+            left.setdefault(".".join(part), []).extend([value] if isinstance(value, LazyTensor) else [])
         return left
 
     def tree(self, leaves: Sequence[Leaf]) -> Any:

@@ -49,7 +49,9 @@ class Judged(NamedTuple):
     read. `why` says why not. `like` is the step of the same names and sizes that was opened in its place. `weights` and
     `optimizer` are bytes of tensors. `path` is that of the checkpoint that was opened for the weights: the step, or a
     file of it. `read` are the files of it from which weights or states of the optimizer are read. `others` are files
-    of it that hold other weights, by their names. `damage` is what reading its data tells against it, if it was read.
+    of it that hold other weights, by their names; `left` are parts of the checkpoint besides weights and states of the
+    optimizer, by name, with their tensors or None for what was not read; `inner` are the names of optimizers in one
+    file with the weights. `damage` is what reading its data tells against it, if it was read.
     """
 
     step: Step
@@ -63,6 +65,8 @@ class Judged(NamedTuple):
     path: str = ""
     read: frozenset[str] = frozenset()
     others: Sequence[str] = ()
+    left: Mapping[str, Sequence[Any]] = {}
+    inner: Sequence[str] = ()
     damage: str = ""
 
     @property
@@ -180,6 +184,8 @@ def _measured(known: Judged, inert: bool) -> Judged:
         path=sources[0].path,
         read=frozenset(path for source in sources for path in read_of(step, source)),
         others=_others(step, sources[0]),
+        left=sources[0].left() if sources[0].left else {},
+        inner=[name for name, _ in _optimizers_in(sources[0])],
     )
 
 
@@ -225,7 +231,11 @@ def weights_of(source: Source) -> list[LazyTensor]:
 
 def _states_in(source: Source) -> Iterator[Any]:
     """Yield the state dicts of optimizers that are saved in one file with the weights of `source`."""
-    return (states for _, states in optimizers_in(source.weights, weights_key(source.weights)))
+    return (states for _, states in _optimizers_in(source))
+
+
+def _optimizers_in(source: Source) -> list[tuple[str, Any]]:
+    return optimizers_in(source.weights, weights_key(source.weights))
 
 
 def sources_of(step: Step, inert: bool) -> list[Source]:

@@ -7,6 +7,7 @@ next one.
 from __future__ import annotations
 
 import functools
+import glob
 import os
 import shutil
 import stat
@@ -21,9 +22,11 @@ from ckptconv.features.removal.leaving import recover, remove, replace
 from ckptconv.features.runs.step import Step
 from ckptconv.features.runs.whole import Judged, newest_good
 from ckptconv.features.thin.planning import Planned, Thinning
-from ckptconv.formats.detect import choose
+from ckptconv.formats.detect import choose, open_source
 from ckptconv.formats.format import Probe
 from ckptconv.formats.registered import DESCRIBING, is_companion_name
+from ckptconv.options.table import Options
+from ckptconv.outputs.naming import named
 from ckptconv.storage.handles import Handle
 from ckptconv.storage.location import Location
 from ckptconv.storage.strict_json import MOST
@@ -116,6 +119,8 @@ def _converted(planned: Planned, output: str, dtype: Any, **options: Any) -> Rep
     """Write the weights of a step to `output`, with the files of the model among those that it keeps."""
     from ckptconv.conversion import convert
 
+    # Of a file with everything in it, the optimizer is one part.
+    options["exclude"] = [f"{glob.escape(name)}.*" for name in planned.judged.inner]
     has_companions = any(is_companion_name(path.rpartition("/")[2]) for path in planned.files)
     return convert(planned.judged.path, output, dtype=dtype or "keep", copy_config=has_companions, **options)
 
@@ -174,15 +179,26 @@ def _write_delta(area: Area, judged: Judged, base: Judged, new: str, reaching: M
     with Handle.open(delta) as written:
         _dated(written, judged.step.time)
     patch(os.path.realpath(base.path), delta, whole, **reaching)
+    virtual = import_module(reader)
+    # The values that are no tensors are the step's own, not those of its base.
+    with Handle.open(place) as written:
+        written.write_whole(
+            name, virtual.with_record(Location(whole).read_text(MOST), _record_of(judged, reaching)).encode()
+        )
     if not diff(judged.path, whole, measure=False, **reaching).equal:
         raise DifferenceError(f"{whole} differs from {judged.path}, which was not replaced.")
     # A run that is moved keeps its bases.
     home = area.home.path
     with Handle.open(place) as written:
         text = Location(whole).read_text(MOST)
-        bound = import_module(reader).bound(text, os.path.join(home, judged.step.name), home)
+        bound = virtual.bound(text, os.path.join(home, judged.step.name), home)
         written.write_whole(name, bound.encode())
         written.sync_file(name)
+
+
+def _record_of(judged: Judged, reaching: Mapping[str, Any]) -> str:
+    """Return the structure record of a step's weights, which has its other values; "" if there is none."""
+    return named(open_source(judged.path, **reaching), Options()).described.structure or ""
 
 
 def _dated(place: Handle, when: float | None) -> None:

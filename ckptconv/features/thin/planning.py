@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import time
@@ -35,15 +36,16 @@ from ckptconv.text import some
 KEEP = "keep"
 # Why a step of files stays where others are reduced.
 FILE = "a file: only directories are reduced"
-# Ends of the names of files that a reduced step does not keep: weights, their indexes, and pickles.
-_NOT_KEPT = (*WEIGHTS, INDEX, ".pkl")
+# Ends of the names of files that a reduced step does not keep: weights, their indexes and databases, and pickles.
+_NOT_KEPT = (*WEIGHTS, INDEX, ".pkl", ".ocdbt")
 
 
 class Planned(NamedTuple):
     """A step, what is done with it, and why it stays if it does.
 
     Of one that is reduced, `base` is the step that it is to be a delta of, if it is to be one; `files` are the files
-    that stay as they are, and `lost` those that go although they are neither weights nor the optimizer.
+    that stay as they are, and `lost` those that go although they are neither weights nor the optimizer, and parts of
+    the checkpoint that do.
     """
 
     judged: Judged
@@ -100,7 +102,11 @@ def planned(
     ]
     policy = policy_of(options, every, stores)
     for name in {*options["remove"]} - {known.step.name for known in (*every, *beside)}:
-        raise UsageError(f"--remove {name}: neither a step nor an entry next to the steps has this name.")
+        meant = [f"--remove {shlex.quote(step.name)}" for step in run.steps if str(step.number) == name]
+        raise UsageError(
+            f"--remove {name}: neither a step nor an entry next to the steps has this name.",
+            f"Did you mean {' or '.join(meant)}?" if meant else "",
+        )
     held = held_steps(run, every, beside, options)
     candidates = [
         Candidate(known.step.name, known.step.number, known.step.time, known.is_good, tuple(held[known.step.name]))
@@ -129,9 +135,17 @@ def _planned(known: Judged, reasons: Sequence[str], is_lessening: bool) -> Plann
         return Planned(known, KEEP, ("already reduced",))
     if not reasons and known.step.is_files:
         return Planned(known, KEEP, (FILE,))
-    if not reasons and known.others:
-        return Planned(known, KEEP, (f"reduced, it would lack {some(known.others, form=str)}",))
+    # In a checkpoint as in files: other weights, such as an average of the model's.
+    parts = [repr(part) for part, tensors in known.left.items() if any(map(_may_be_weight, tensors))]
+    if not reasons and (others := [*known.others, *parts]):
+        return Planned(known, KEEP, (f"reduced, it would lack {some(others, form=str)}",))
     return Planned(known, KEEP, reasons) if reasons else _reduced(known)
+
+
+def _may_be_weight(tensor: Any) -> bool:
+    """Return whether a tensor next to a model may be a weight, also one that was not read: numbers, counters and the
+    states of random number generators are none."""
+    return tensor is None or (tensor.dtype.kind not in "iub" and math.prod(tensor.shape) > 1)
 
 
 def _reduced(known: Judged) -> Planned:
@@ -139,6 +153,7 @@ def _reduced(known: Judged) -> Planned:
     do, such as those of the scheduler and of the random numbers."""
     kept = [path for path in known.step.files if _is_kept(path, known)]
     lost = [path for path in known.step.files if path not in {*kept, *known.read} and not is_optimizer(path)]
+    lost += [f"{known.step.name}/{part}" for part in known.left]
     return Planned(known, LESSEN, files=kept, lost=lost)
 
 

@@ -35,7 +35,7 @@ class ThinnedStep:
     """The total size of its files after the action; null for a delta that is not written yet."""
 
     lost: Sequence[str] = ()
-    """Files that a reduced step loses, besides weights and optimizer states."""
+    """Files, and parts of its checkpoint, that a reduced step loses, besides weights and optimizer states."""
 
 
 @dataclass

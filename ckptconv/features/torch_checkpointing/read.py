@@ -17,7 +17,7 @@ from typing import Any
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.features.joining import names as names_of
 from ckptconv.features.joining.chunks import ChunkTile, Shape
-from ckptconv.features.joining.files import Files, RankFiles, bytes_of, divided, source_of, states_of
+from ckptconv.features.joining.files import Files, RankFiles, bytes_of, divided, left_of, source_of, states_of
 from ckptconv.features.joining.integrity import check_content, parsed_json, stated_digests
 from ckptconv.features.joining.join import Ranks, lacking, other_save
 from ckptconv.features.joining.layouts import Distribution, Mesh
@@ -94,6 +94,7 @@ def _read(path: str, located: Located, wanted: Wanted) -> Source:
         family=FAMILY,
         path=path,
         facts=step.facts(path),
+        left=functools.partial(left_of, opened, step.unread),
         reread=functools.partial(_read, path, located),
     )
 

@@ -39,4 +39,4 @@ def pairs(
     plans = output.file_plans(want, options)
     where = {plan.name: place.join(plan.name) for plan in plans}
     check_files(path, place, where, options)
-    yield from paired(source, target, planned.compare(path, plans, where), done, attested)
+    yield from paired(source, target, planned.compare(path, plans, where, want.chosen.record), done, attested)

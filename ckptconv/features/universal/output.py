@@ -17,6 +17,10 @@ def plan(source: Source, target: Target, options: Options) -> Output:
     files = (*trees.file_plans(checkpoint.training, checkpoint.weights, checkpoint.states), trees.latest(target.path))
     source = source._replace(inputs=source.inputs_of_all)
     notices = Notices(
-        idle=checkpoint.idle, notes=checkpoint.notes, warnings=checkpoint.warnings, equal=checkpoint.equal
+        idle=checkpoint.idle,
+        notes=checkpoint.notes,
+        warnings=checkpoint.warnings,
+        equal=checkpoint.equal,
+        record=checkpoint.record,
     )
     return output_of("universal", [source], target, options, files, {}, notices)

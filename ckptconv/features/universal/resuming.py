@@ -12,7 +12,7 @@ import re
 import struct
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.errors import UnsupportedError, UsageError
@@ -22,7 +22,8 @@ from ckptconv.formats.optimizers import weights_key
 from ckptconv.formats.run_names import EXPERT
 from ckptconv.formats.source import Source, Training
 from ckptconv.options.table import TENSORS, Options
-from ckptconv.outputs import selection
+from ckptconv.outputs import computed, selection
+from ckptconv.outputs.computed import Restated
 from ckptconv.outputs.pipeline import selected
 from ckptconv.outputs.renaming import steps_of
 from ckptconv.outputs.selection import Rename
@@ -52,7 +53,7 @@ _OF_PARTS = frozenset({"layers", "experts", "component", "vocab", "graft", "conf
 class Resumable:
     """The contents of a universal checkpoint: fp32 masters of the parameters, and other tensors, by name; the
     optimizer's states by parameter; and the rest. `idle` are given options that change nothing, {option: reason}.
-    `equal` are tensors of which one was kept."""
+    `equal` are tensors of which one was kept, and `record` is the record of the selection in the manifest."""
 
     training: Training
     weights: Mapping[str, LazyTensor]
@@ -61,6 +62,7 @@ class Resumable:
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     equal: tuple[Equal, ...] = ()
+    record: Mapping[str, Any] = field(default_factory=dict)
 
 
 def resumable(source: Source, options: Options, rename: Rename = selection.renamed) -> Resumable:
@@ -127,6 +129,25 @@ def _given(options: Options, without: set[str] | frozenset[str]) -> list[str]:
     return [option.flags[0] for option in others if getattr(options, option.name) != option.default]
 
 
+def _restated(source: Source, optimizer: Mapping[str, Any], options: Options, rename: Rename) -> Restated | None:
+    """Return the states and groups as `source` is computed, such as by a map, which takes renamed parameters; None:
+    unchanged."""
+    if not any(way.states for way in computed.ways_of(source)):
+        return None
+    states, groups = optimizer["state"], optimizer["param_groups"]
+    names = rename(
+        dict.fromkeys([*states, *(name for group in groups for name in group["params"])]),
+        options.strip_prefix,
+        options.rename,
+    )
+    return computed.restated(
+        source,
+        {names[name]: state for name, state in states.items()},
+        [{**group, "params": [names[name] for name in group["params"]]} for group in groups],
+        {names[alias]: names[owner] for alias, owner in source.owners.items() if {alias, owner} <= names.keys()},
+    )
+
+
 def _derived(source: Source, options: Options, rename: Rename) -> Resumable:
     key = options.key or weights_key(source.weights)
     chosen = selected(source, options.replaced(key=key, dtype=_MASTER, structure=False), rename)
@@ -151,7 +172,11 @@ def _derived(source: Source, options: Options, rename: Rename) -> Resumable:
     named = {old: aliases.get(new, new) for old, new in chosen.names.items()}
     groups: list[dict[str, Any]] = [{"params": list(masters)}]
     warnings: list[str] = []
+    equal = chosen.equal
     if optimizer is not None:
+        if change := _restated(source, optimizer, options, rename):
+            optimizer, equal = {"state": change.states, "param_groups": change.groups}, (*equal, *change.equal)
+            named = {name: aliases.get(name, name) for name in chosen.tensors}
         groups = _groups(optimizer["param_groups"], named, masters)
         states = {named[old]: state for old, state in optimizer["state"].items() if old in named}
     elif source.training is not None:
@@ -194,7 +219,7 @@ def _derived(source: Source, options: Options, rename: Rename) -> Resumable:
     reason = "has no effect on a universal checkpoint, which stores each fp32 master weight once"
     idle = {**dict.fromkeys(_given(options, _SELECTING | _OF_PARTS), reason), **chosen.idle(options)}
     notes = _notes(source, key if not options.key else "", optimizer is None, step, len(rest))
-    return Resumable(training, masters, states, idle, notes, (*chosen.warnings, *warnings), chosen.equal)
+    return Resumable(training, masters, states, idle, notes, (*chosen.warnings, *warnings), equal, chosen.record)
 
 
 def _notes(source: Source, key: str, fresh: bool, step: int, rest: int) -> tuple[str, ...]:

@@ -20,6 +20,6 @@ OTHER_SOURCE = (
     "specify the original source; otherwise, "
 )
 CONVERTED_SO = (
-    f"{OTHER_SOURCE}use the same --for-hub, --key, --include, --exclude, --strip-prefix and --rename as the conversion."
-    " The order of arguments is: verify SOURCE OUTPUT."
+    f"{OTHER_SOURCE}use the same --for-hub, --key, --map, --states, --include, --exclude, --strip-prefix and --rename "
+    "as the conversion. The order of arguments is: verify SOURCE OUTPUT."
 )

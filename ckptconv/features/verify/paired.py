@@ -52,6 +52,6 @@ def pairs(
         extra = sorted(filter(directory.is_file, target.place.names.keys() - {*where, MANIFEST}))
         if extra:
             planned.differs(above, f"{extra[0]} is not part of the output", file=join(above, extra[0]))
-    compared = planned.compare(above, files, where)
+    compared = planned.compare(above, files, where, {})
     compared.aliases, compared.record = output.aliases, output.notices.record
     yield from paired(source, target, compared, done, attested)

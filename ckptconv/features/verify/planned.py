@@ -83,13 +83,19 @@ def _crc(reader: Reader, part: Part) -> int:
     return crc
 
 
-def compare(path: str, plans: Sequence[FilePlan], where: Mapping[str, Location], form: str = "") -> Compared:
+def compare(
+    path: str,
+    plans: Sequence[FilePlan],
+    where: Mapping[str, Location],
+    record: Mapping[str, Any],
+    form: str = "",
+) -> Compared:
     """Pair every tensor of `plans` with the elements in its place in the files of an output of this `form`, which are
-    read at `where`. Raise DifferenceError for a file that is missing.
+    read at `where`; `record` is that of its manifest. Raise DifferenceError for a file that is missing.
 
     Neither the elements nor the bytes between the tensors are compared yet: see `Compared`.
     """
-    compared = Compared(path, sum(plan.tensors for plan in plans), plans, dict(where), form=form)
+    compared = Compared(path, sum(plan.tensors for plan in plans), plans, dict(where), record=record, form=form)
     for plan in plans:
         entry = where[plan.name].entry
         if entry.kind != "file":

@@ -259,6 +259,9 @@ def _with(manifest: Manifest, options: Options, explicit: Collection[str]) -> Op
         if way.lost and not (getattr(options, name) or left[name]):
             done, advice = way.lost
             raise UsageError(f"{manifest.place} records that {done}, but no usable path to it.", advice)
+        if way.lost and left.get(name) and Location(left[name], dict(options.storage_options)).kind == "missing":
+            done, advice = way.lost
+            raise MissingError(f"{manifest.place} records that {done}: {left[name]}, which does not exist.", advice)
     return options.replaced(**left, family=options.family or manifest.family)
 
 

@@ -148,6 +148,16 @@ def bound(text: str, directory: str, around: str) -> str:
     return text.replace(f'"roots":{_json(roots)}', f'"roots":{_json(kept)}', 1)
 
 
+def with_record(text: str, record: str) -> str:
+    """Return the description `text` with the structure record `record`, or without one for ""."""
+    from ckptconv.structure.record import FILE_NAME
+
+    description = json.loads(text)
+    files = [file for file in description["files"] if file["name"] != FILE_NAME]
+    own = [{"name": FILE_NAME, "size": len(record.encode()), "text": record}] if record else []
+    return _json({**description, "files": [*files, *own]})
+
+
 def _divided(path: str, source: str) -> tuple[str, str]:
     """Return the root and the name of `source` in the description at `path`."""
     base = dirname(path)

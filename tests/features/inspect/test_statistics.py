@@ -264,3 +264,7 @@ def test_without_stats_there_are_none(tmp_path: Path) -> None:
     assert "not_finite" not in told
     assert "stats" not in told["tensors"][0]
     assert "values:" not in ckptconv_here("inspect", tmp_path / "m.pt").out
+
+
+def test_words_for_values_that_are_no_numbers_lead_to_the_statistics(tmp_path: Path) -> None:
+    ckptconv_here("inspect", tmp_path, "--nan").refused(2, "Use --stats, which counts NaN and infinite values.")

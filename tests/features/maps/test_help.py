@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from checkpoints import ckptconv_here
 
 
@@ -17,3 +19,9 @@ def test_a_slip_leads_to_the_command_that_is_like_it() -> None:
     ckptconv_here("maps", "lama").refused(2, "No such command 'lama'. The commands of maps are show, check.")
     run = ckptconv_here("maps", "show", "gemma")
     run.refused(2, "Did you mean litgpt-gemma, maxtext-gemma, megatron-gemma?")
+
+
+def test_formats_of_hugging_face_lead_to_maps_too(tmp_path: Path) -> None:
+    for words in (["--to", "hf"], ["--hf-format"]):
+        run = ckptconv_here("convert", tmp_path, tmp_path / "out", *words)
+        assert (run.code, "use --map NAME" in run.err) == (2, True)

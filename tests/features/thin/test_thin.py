@@ -866,6 +866,21 @@ def test_no_step_becomes_a_delta_of_one_that_changed_meanwhile(run: Path, monkey
     assert files(run) == before
 
 
+def test_of_a_file_with_the_whole_training_the_optimizer_goes_and_all_else_stays(tmp_path: Path) -> None:
+    run, rng = tmp_path / "run", torch.get_rng_state()
+    more = {"ema": state_of(2), "epoch": 3, "rng": rng}
+    for number in (1, 2):
+        (run / f"step-{number}").mkdir(parents=True)
+        training = {"model": state_of(number), "optimizer": optimizer_of(number), **more}
+        torch.save(training, run / f"step-{number}" / "checkpoint.pt")
+    done(thin(run, "--keep-last", 1, "--drop", "optimizer", "--yes"))
+    names = [f"{part}.{name}" for part in ("model", "ema") for name in state_of(1)]
+    assert {*ckptconv.open(run / "step-1").keys()} == {*names, "rng"}
+    assert ckptconv.open(run / "step-1").source.weights["epoch"] == 3
+    told = json.loads(done(thin(run, "--keep-last", 1, "--drop", "optimizer", "--json")).out)
+    assert told["steps"][0]["why"] == ["already reduced"]
+
+
 @every("path", ["ema.safetensors", "ema_model.pt", "critic/model.safetensors"])
 def test_no_less_is_kept_of_a_step_with_further_weights(path: str, tmp_path: Path) -> None:
     run = SAVER.run(tmp_path / "run", 100, 200)
@@ -1032,3 +1047,10 @@ def test_options_of_other_programs_lead_to_its_own(tmp_path: Path) -> None:
     for option in ("--keep", "--max-to-keep"):
         ckptconv_here("thin", tmp_path, option, "3").refused(2, "Use --keep-last N.")
     ckptconv_here("thin", tmp_path, "--keep-period", "1000").refused(2, "Use --keep-every N.")
+
+
+def test_a_step_after_the_run_is_answered_with_the_option_for_it(run: Path) -> None:
+    before = names(run)
+    thin(run, "checkpoint-100", "--yes").refused(2, "Did you mean --remove checkpoint-100?")
+    assert "Did you mean" not in thin(run, "checkpoint-100", "checkpoint-200").err
+    assert names(run) == before

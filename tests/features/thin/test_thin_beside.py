@@ -68,7 +68,10 @@ def test_what_is_named_goes_unless_something_holds_it(run: Path) -> None:
     found = done(thin(run, "--remove", "checkpoint-7-safetensors", "--yes"))
     assert "latest names it" in found.out
     assert "checkpoint-7-safetensors" in names(run)
-    thin(run, "--remove", "7").refused(2, "--remove 7: neither a step nor an entry")
+    thin(run, "--remove", "7").refused(
+        2, "--remove 7: neither a step nor an entry", "Did you mean --remove checkpoint-7?"
+    )
+    assert thin(run, "--remove", "8").err.endswith("has this name.\n")
     thin(run, "--remove", "checkpoint-5", "--drop", "optimizer").refused(2, "cannot be combined with --drop or --as")
 
 
