@@ -144,12 +144,12 @@ def meant_by_input(source: str, target: str | None, hint: str) -> str:
 
     if source in COMMANDS:
         return f"The command comes first: ckptconv {source} {shlex.quote(target or 'PATH')}"
-    is_vague = not hint or hint.startswith("Did you mean")
+    is_vague = not hint or hint.startswith(("Did you mean", "Its directory contains"))
     with contextlib.suppress(CkptconvError):
         if is_vague and target and os.path.exists(target) and not is_remote(source):
             place = Location(target)
             if not Directory(place).manifest and not file_made_as(place, "weights"):
-                return f"INPUT comes first. Is it {quoted(target)}?{hint.replace('Did', ' Or did', 1)}"
+                return f"INPUT comes first. Is it {quoted(target)}? {hint.replace('Did', 'Or did', 1)}".rstrip()
     return hint
 
 

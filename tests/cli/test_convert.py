@@ -145,7 +145,7 @@ def test_an_output_before_its_input_is_recognized_where_another_name_is_similar(
     torch.save(NESTED, "a.pt")
     save_file(WEIGHTS, "new-1.safetensors")
     said = refused(2, "convert", "new-2.safetensors", "a.pt")
-    assert "INPUT comes first. Is it 'a.pt'? Or did you mean new-1.safetensors?" in said
+    assert "INPUT comes first. Is it 'a.pt'? Its directory contains new-1.safetensors." in said
     succeeding("convert", "a.pt", "out/")
     said = refused(2, "convert", "aa.pt", "out/")
     assert "Did you mean a.pt?" in said

@@ -57,7 +57,7 @@ def test_a_source_is_checked_when_it_is_made_and_when_it_is_changed() -> None:
         if default is not None:
             with pytest.raises(TypeError, match=f"^{name} of its Source"):
                 Source(**{**sound, name: object()})
-    assert len(Source._fields) <= 35
+    assert len(Source._fields) <= 36
 
 
 def test_states_are_refused_by_name_where_the_feature_that_finds_them_is_not_installed(

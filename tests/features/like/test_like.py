@@ -586,7 +586,7 @@ def test_verify_finds_the_reference_from_the_output_and_asks_if_it_is_gone(
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert verify(less, tmp_path / "out").options["fill"] is True
     reference.rename(tmp_path / "moved")
-    with pytest.raises(UsageError, match="says that the conversion had a reference"):
+    with pytest.raises(UsageError, match="records that the conversion used a reference"):
         verify(less, tmp_path / "out")
     verify(less, tmp_path / "out", like=tmp_path / "moved")
     manifest = tmp_path / "out" / MANIFEST

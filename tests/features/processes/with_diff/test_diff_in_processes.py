@@ -41,7 +41,7 @@ def test_without_measuring_the_same_tensors_differ(options: dict[str, Any], two:
 def test_what_is_not_measured_is_read_until_it_differs(two: list[Path], tmp_path: Path) -> None:
     told, measured = (ckptconv.diff(*two, jobs=1, measure=measure) for measure in (False, True))
     assert told.bytes_read < measured.bytes_read - (3 << 20)  # most of both sides of "all"
-    with pytest.raises(UsageError, match="needs this measurement"):
+    with pytest.raises(UsageError, match="requires measure=True"):
         ckptconv.diff(*two, html=tmp_path / "page.html", measure=False)
 
 
