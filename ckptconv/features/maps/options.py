@@ -61,6 +61,6 @@ GIVEN = MapOptions
 COMPLETED = {"map": _names}
 # Options of torchtitan's scripts of conversion.
 OTHER_OPTIONS = {
-    "--model-name --model-flavor": "Use --map NAME, with one of those that `ckptconv maps` lists.",
+    "--model-name --model-flavor": "Use --map NAME, with the name of a map that `ckptconv maps` lists.",
     "--export-dtype": "Use --dtype, such as --dtype bf16.",
 }

@@ -15,7 +15,7 @@ OTHER_WORDS = {
 }
 # Messages on options of other programs.
 OTHER_OPTIONS = {
-    "--alpha --lora-alpha --scale --scaling --weight --weights": f"{SCALING} --adapter selects one of several.",
+    "--alpha --lora-alpha --scale --scaling --weight --weights": f"{SCALING} --adapter NAME selects an adapter.",
     "--base --base-model --adapter --lora --merge-weights": "Merge adapters with: ckptconv merge BASE ADAPTER OUTPUT.",
 }
 # The commands that print the report of a conversion.
