@@ -36,7 +36,7 @@ def untrue(config: Mapping[str, Any] | None, weights: Weights) -> Iterator[str]:
     prefix = prefix if prefix.startswith(WRAPPERS[0]) else prefix.removesuffix(WRAPPERS[-1])
     if weights.publishing and prefix and "auto_map" not in (config or {}):
         raise UsageError(
-            f"All names of the output begin with {prefix!r}, the prefix of a model wrapper: programs would not find "
+            f"All names of the output begin with {prefix!r}, the prefix of a model wrapper, so programs would not find "
             "the weights.",
             f"Give --strip-prefix {prefix}, or omit --for-hub to keep the names.",
         )

@@ -366,7 +366,7 @@ def test_an_average_is_no_file_for_torch() -> None:
 
 
 def test_an_option_that_a_command_does_not_have_leads_to_what_does() -> None:
-    ckptconv_here("average", "runs", "x", "--last", 3).refused(2, "no option --last. List the steps before OUTPUT")
+    ckptconv_here("average", "runs", "x", "--last", 3).refused(2, "no option --last. Specify the steps before OUTPUT")
     ckptconv_here("average", "a", "b", "--output-dir", "x").refused(2, "no option --output-dir. Specify OUTPUT last")
     ckptconv_here("average", "--model", "a", "x").refused(2, "no option --model. Name STEP first.")
     ckptconv_here("convert", "a", "x", "--ema", 1).refused(2, "such as --key ema", "use ckptconv average --ema")
@@ -534,5 +534,5 @@ def test_arguments_of_other_programs_lead_to_those_of_an_average() -> None:
         with pytest.raises(UsageError) as caught:
             call()
         assert hint in caught.value.hint
-    for flag, hint in (("--decay", "Use --ema DECAY"), ("--alphas", "Use --weights, a number for each STEP")):
+    for flag, hint in (("--decay", "Use --ema DECAY"), ("--alphas", "Use --weights with one number per STEP")):
         ckptconv_here("average", one, other, "x", flag, "0.9").refused(2, f"There is no option {flag}. {hint}")

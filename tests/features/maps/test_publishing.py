@@ -130,7 +130,7 @@ def test_names_that_a_map_lacks_first_raise_the_question_whether_it_is_the_right
     with pytest.raises(UsageError, match="no rule for 7 tensors") as caught:
         convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", map=str(tmp_path / "my.toml"))
     assert caught.value.hint.startswith("Add a rule for each tensor, or exclude these tensors with --exclude. To keep")
-    assert caught.value.hint.endswith("To rename only some tensors: --rename 'REGEX=REPL'.")
+    assert caught.value.hint.endswith("use --rename 'REGEX=REPL' instead of the map.")
 
 
 def test_a_rule_that_is_required_says_so_by_true(tmp_path: Path) -> None:

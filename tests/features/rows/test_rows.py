@@ -671,7 +671,7 @@ def test_it_is_said_which_tables_may_be_whole_rows_and_how_to_split_them(tmp_pat
         assert ckptconv_here(command, "--json", path).json["tables"] == notes
         assert all(note in ckptconv_here(command, path).out for note in notes)
     assert [note.split()[0] for note in notes] == ["m.embeddings.t.weight", "m.embeddings.h.weight"]
-    assert "whole rows of 72 bytes. If it does: ckptconv rows split --embedding-dim" in notes[0]
+    assert "whole rows of 72 bytes. If it does, split them: ckptconv rows split --embedding-dim" in notes[0]
     assert "PartiallyMaterializedTensor" in notes[1]
     kind = Kind(64, "adam")
     table = {"a.embedding_bags.b.weight": as_tensor(rows_of(kind, 3), "float32")}

@@ -75,7 +75,7 @@ def test_objects_with_a_state_dict_are_saved_as_that(tmp_path: Path) -> None:
     live = {"model": model, "optimizers": [optimizer], "schedules": (schedule,)}
     report = ckptconv.save_state_dict(live, tmp_path / "x.safetensors", fsync=False)
     (note,) = report.notes
-    assert note.startswith("The state holds 3 objects of torch.nn.modules.linear.Linear, torch.optim.adamw.AdamW, ")
+    assert note.startswith("The state contains 3 objects of torch.nn.modules.linear.Linear, torch.optim.adamw.AdamW, ")
     assert note.endswith(": the output has the result of state_dict().")
     loaded = state_in(tmp_path / "x.safetensors")
     states = {

@@ -16,6 +16,7 @@ from ckptconv.features.quantized import table, words
 from ckptconv.features.quantized.table import Format
 from ckptconv.features.quantized.words import ELSEWHERE, UNNAMED, Speaking, Statement
 from ckptconv.storage import strict_json
+from ckptconv.text import brief
 
 # The modules in this folder.
 DIALECTS: tuple[str, ...] = (
@@ -100,4 +101,5 @@ def check(stated: Iterable[Statement]) -> None:
                 continue
             if known.get(key, known.get(f"{key}?")) is not object and before.setdefault(key, (path, value))[1] != value:
                 both = " and ".join(dict.fromkeys((before[key][0], path)))
-                raise UnsupportedError(f"{both} contradict each other about {key!r} of the quantized weights.", _HINT)
+                values = f"{brief(before[key][1])} and {brief(value)}"
+                raise UnsupportedError(f"{both} contradict each other: {key!r} is {values}.", _HINT)
