@@ -199,7 +199,9 @@ def _check_numbers(numbers: Iterable[int], subject: str) -> None:
     present = sorted(numbers)
     missing = next((number for number, there in enumerate(present) if number != there), None)
     if missing is not None:
-        raise CorruptError(f"{subject} lack number {missing} of 0 to {present[-1]}.", "Convert the whole model.")
+        raise CorruptError(
+            f"{subject} are numbered up to {present[-1]}, but number {missing} is missing.", "Convert the whole model."
+        )
 
 
 def _are_alike(layers: Iterable[Mapping[str, LazyTensor]]) -> bool:

@@ -76,7 +76,7 @@ def _quantized(chosen: Selected, source: Source, options: Options, reference: Se
     if (codes := dict.fromkeys(parts_among(chosen.tensors).values())) and not exact:
         raise UsageError(
             f"{path}: {some(codes, 3)} {'is' if len(codes) == 1 else 'are'} quantized already.",
-            f"--dequantize --quantize {name} rounds them again."
+            f"--dequantize --quantize {name} rounds the weights again."
             + (
                 f" --requantize {name} changes the format without loss, where this is possible."
                 if name in EXACT_WAYS

@@ -242,18 +242,14 @@ class Decoder:
 
     def check_stored(self, tensor: Stored) -> None:
         if len(tensor.strides) != len(tensor.shape):
-            raise ValueError(
-                f"the strides {_shown(list(tensor.strides))} do not match the shape {_shown(list(tensor.shape))}"
-            )
+            raise ValueError(f"strides {_shown(list(tensor.strides))} do not match shape {_shown(list(tensor.shape))}")
         if tensor.numel:
             last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.strides, strict=True))
             _check_within(tensor.file, tensor.offset + (last + 1) * tensor.dtype.itemsize)
 
     def check_picked(self, tensor: Picked) -> None:
         if len(tensor.strides) != len(tensor.shape):
-            raise ValueError(
-                f"the strides {_shown(list(tensor.strides))} do not match the shape {_shown(list(tensor.shape))}"
-            )
+            raise ValueError(f"strides {_shown(list(tensor.strides))} do not match shape {_shown(list(tensor.shape))}")
         steps = ((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.strides, strict=True))
         if tensor.numel and tensor.start + sum(steps) >= tensor.tensor.numel:
             raise ValueError(f"elements are picked beyond the end of a tensor of {tensor.tensor.numel} elements")

@@ -391,8 +391,8 @@ def test_the_report_says_which_dtype_several_became() -> None:
     one, other = model(0), {name: t.double() if t.is_floating_point() else t for name, t in model(1).items()}
     report = average(saved(one, other), "out.safetensors")
     assert (
-        "1 tensor with the dtypes bfloat16 and float64 became float64, as in 1.safetensors; use --dtype to "
-        "select another." in report.notes
+        "1 tensor with the dtypes bfloat16 and float64 became float64, as in 1.safetensors; --dtype selects "
+        "another dtype." in report.notes
     )
     report = average(saved(other, one), "out.safetensors", dtype="fp32")
     assert any("float64 and bfloat16 became float32, the dtype of the output." in note for note in report.notes)

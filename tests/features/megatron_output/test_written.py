@@ -276,8 +276,8 @@ def without(part: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tens
     ("tensors", "code", "message"),
     [
         (renamed(model(DENSE)), 5, "does not use Megatron-core's tensor names"),
-        (without(".layers.1.", model(*[DENSE] * 3)), 4, "lack number 1 of 0 to 2"),
-        (without("linear_fc1.weight0", model(SPARSE)), 4, "lack number 0 of 0 to 1"),
+        (without(".layers.1.", model(*[DENSE] * 3)), 4, "up to 2, but number 1 is missing"),
+        (without("linear_fc1.weight0", model(SPARSE)), 4, "up to 1, but number 0 is missing"),
     ],
 )
 def test_what_no_model_of_megatron_has_is_refused(
@@ -501,7 +501,7 @@ def test_verify_names_the_step_of_a_run_that_it_compares(tmp_path: Path) -> None
     source, run = saved(tmp_path / "model", model(DENSE)), tmp_path / "run"
     for number in (1, 2):
         done(ckptconv_here("convert", source, run / f"iter_000000{number}", *QUIETLY))
-    several = "Name one of the outputs in it: iter_0000001, iter_0000002."
+    several = "Specify one of the outputs in it: iter_0000001, iter_0000002."
     ckptconv_here("verify", source, run).refused(2, several)
     assert f"files in {run}/iter_0000002, {run} (" in done(ckptconv_here("verify", source, run / "iter_0000002")).out
     done(ckptconv_here("convert", source, run, *QUIETLY))

@@ -187,7 +187,7 @@ def test_the_catalogue_puts_names_in_order_only_if_it_knows_them_all() -> None:
         ("", 2, "neither a list of names"),
         ("[1, 2]", 2, "neither a list of names"),
         ("[[", 2, "not JSON"),
-        ("0.weight\n0.weight", 2, "twice"),
+        ("0.weight\n0.weight", 2, "more than once"),
         ("nowhere", 5, "/order fits the shapes of the states in no way"),
         ('[["0.weight"], ["0.bias"]]', 5, "in no way"),
         ("0.bias\n0.weight", 5, "in no way"),

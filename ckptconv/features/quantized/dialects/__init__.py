@@ -16,7 +16,6 @@ from ckptconv.features.quantized import table, words
 from ckptconv.features.quantized.table import Format
 from ckptconv.features.quantized.words import ELSEWHERE, UNNAMED, Speaking, Statement
 from ckptconv.storage import strict_json
-from ckptconv.text import brief
 
 # The modules in this folder.
 DIALECTS: tuple[str, ...] = (
@@ -101,5 +100,5 @@ def check(stated: Iterable[Statement]) -> None:
                 continue
             if known.get(key, known.get(f"{key}?")) is not object and before.setdefault(key, (path, value))[1] != value:
                 both = " and ".join(dict.fromkeys((before[key][0], path)))
-                values = f"{brief(before[key][1])} and {brief(value)}"
-                raise UnsupportedError(f"{both} contradict each other: {key!r} is {values}.", _HINT)
+                message = f"{both} contradict each other: {key!r} is {before[key][1]!r:.60} and {value!r:.60}."
+                raise UnsupportedError(message, _HINT)

@@ -19,6 +19,6 @@ def test_the_advice_about_a_resized_vocabulary_works(tmp_path: Path) -> None:
     given = (tmp_path / "trained.safetensors", tmp_path / "out.safetensors")
     with pytest.raises(ckptconv.DifferenceError) as caught:
         ckptconv.convert(*given, like=tmp_path / "base.safetensors")
-    assert caught.value.hint.endswith("To leave out the new rows, add --vocab 12.")
+    assert caught.value.hint.endswith("To omit the new rows, add --vocab 12.")
     ckptconv.convert(*given, like=tmp_path / "base.safetensors", vocab=12, fsync=False)
     assert torch.equal(load_file(given[1])[name], resized[:12])
