@@ -31,7 +31,7 @@ from ckptconv.storage.paths import normalize
 from ckptconv.structure import dtype_views, keymap
 from ckptconv.structure.record import METADATA_KEY
 from ckptconv.tensors.lazy import LazyTensor, untagged
-from ckptconv.text import brief, format_size, some
+from ckptconv.text import brief, count_of, format_size, some
 
 if TYPE_CHECKING:
     import numpy
@@ -393,7 +393,7 @@ class _List(_Branch, Sequence[Any]):
         if isinstance(index, slice):
             return [self[number] for number in range(len(self))[index]]
         if not -len(self) <= index < len(self):
-            raise OutOfRangeError(f"Index {index} is out of range: {self._name!r} has {len(self)} items.")
+            raise OutOfRangeError(f"Index {index} is out of range: {self._name!r} has {count_of(len(self), 'item')}.")
         return self.wrapped(index % len(self), self._items[index])
 
     def __len__(self) -> int:

@@ -21,7 +21,7 @@ INSTEAD = {
 # Advice on arguments of `get_tensor`.
 OF_TENSORS = {
     "dtype": "Cast it: ck[name].to(VALUE) is a lazy tensor, and .torch() or .numpy() reads it.",
-    "device": "Give the device to open, or use ck[name].torch(device=...).",
+    "device": "Pass device to ckptconv.open, or use ck[name].torch(device=...).",
 }
 # The options of the type of the keywords, and its docstring.
 KEYWORDS = VIEWING, "Options of `open`."

@@ -19,7 +19,7 @@ from ckptconv.structure import leaves
 from ckptconv.tensors.lazy import Handle, LazyTensor
 from ckptconv.tensors.slices import Span, as_stored, sliced
 from ckptconv.tensors.strides import contiguous_strides
-from ckptconv.text import brief
+from ckptconv.text import brief, count_of
 
 _DEVICE = re.compile(r"(cpu|cuda|mps|xpu|hpu|meta)(:\d+)?")
 CHANGEABLE = "load_state_dict returns tensors that can be changed, and save_state_dict writes them."
@@ -135,7 +135,8 @@ class Tensor(Handle):
         Reading it warns of values that became infinite. Raise UsageError if elements cannot be cast to `dtype`.
         """
         if _DEVICE.fullmatch(str(dtype)):
-            raise UsageError(f"{str(dtype)!r} is a device, and to() casts.", "torch(device=...) reads it to one.")
+            hint = "To read the tensor to a device, use torch(device=...)."
+            raise UsageError(f"{str(dtype)!r} is a device, but to() only casts to a dtype.", hint)
         name = OPTIONS["dtype"].parse(dtype)
         if self.dtype.kind != "f" and name not in (None, "keep", self.dtype.name):
             raise UsageError(
@@ -264,8 +265,9 @@ def parsed(name: str, key: Any, shape: tuple[int, ...]) -> Index:
     used = sum(part is not None and part is not Ellipsis for part in keys)
     ellipses = sum(part is Ellipsis for part in keys)
     if used > len(shape) or ellipses > 1:
-        problem = "more than one Ellipsis" if ellipses > 1 else f"{used} indices"
-        raise OutOfRangeError(f"{name!r} has {len(shape)} dimensions, but was indexed with {problem}.")
+        problem = "more than one Ellipsis" if ellipses > 1 else f"{used} {'index' if used == 1 else 'indices'}"
+        dimensions = count_of(len(shape), "dimension")
+        raise OutOfRangeError(f"{name!r} has {dimensions}, but was indexed with {problem}.")
     if not ellipses:
         keys = (*keys, Ellipsis)
     spans: list[Span] = []
@@ -307,7 +309,7 @@ def _of_integer(name: str, key: Any, extent: int) -> int:
     except TypeError:
         index = None
     if index is None or isinstance(key, bool) or bool(getattr(key, "shape", None)):
-        hint = "Read all of it, or a slice, and index that."
+        hint = "Read the whole tensor, or a slice of it, and index the array."
         if isinstance(key, list) and key and not any(isinstance(part, (bool, list)) for part in key):
             hint = f"Read each of these: [tensor[index] for index in {brief(key)}]."
         raise UsageError(

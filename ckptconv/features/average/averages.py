@@ -114,7 +114,7 @@ def averaged(terms: Sequence[Term], main: Term, average: Average, stored_as: Cal
 
 def _of_adapters(path: str) -> UsageError:
     return UsageError(
-        f"{path} is an adapter: averages of factors are not factors of the averaged updates to a model.",
+        f"{path} is an adapter, but averages of factors are not factors of the averaged updates to a model.",
         "Merge each adapter into its base (ckptconv merge), and average the merged models.",
     )
 
@@ -195,7 +195,7 @@ def _of_dtypes(
             names_by_dtypes.setdefault((*dtypes, tensor.dtype.name), []).append(name)
     for (*several, dtype), names in names_by_dtypes.items():
         last = main.tensors[names[0]].dtype.name
-        why = f"as in {main.path}; use --dtype to select another" if dtype == last else "the dtype of the output"
+        why = f"as in {main.path}; --dtype selects another dtype" if dtype == last else "the dtype of the output"
         yield f"{count_of(len(names), 'tensor')} with the dtypes {' and '.join(several)} became {dtype}, {why}."
 
 
@@ -210,10 +210,11 @@ def _notes(
         shares = some([f"{weight / average.over:.3g} × {term.path}" for weight, term in pairs], _SHOWN, str)
         yield f"averaged {count_of(len(averages), 'tensor')} of {count_of(len(terms), 'checkpoint')}: {shares}."
     if left := [name for name in theirs if name not in averages]:
-        result = "difference" if average.minus else "average"
+        result = "differences" if average.minus else "averages"
         yield f"copied from {main.path}, because their dtype does not support {result}: {some(left)}."
     if states := [name for name in main.tensors if name not in theirs]:
-        yield f"{len(states):,} optimizer states were copied from {main.path}, because states are never averaged."
+        copied = count_of(len(states), "optimizer state")
+        yield f"copied from {main.path}, because optimizer states are never averaged: {copied}."
 
 
 # --------------------------------------------------------------------------------------------------- in an output

@@ -24,14 +24,14 @@ OTHER_OPTIONS = {
         "moving average of several checkpoints, use ckptconv average --ema."
     ),
     "--last --last-n --num --inputs --num-epoch-checkpoints --num-update-checkpoints": (
-        "List the steps before OUTPUT (with --ema, the oldest first): ckptconv steps RUN shows them."
+        "Specify the steps before OUTPUT (with --ema, the oldest first). `ckptconv steps RUN` lists the steps of a run."
     ),
     "--decay --ema-decay": "Use --ema DECAY, such as --ema 0.9.",
     "--scale --scaling --scaling-factor --lambda --lam": (
         "With --minus, give the weights: average BASE TUNED OUTPUT --minus BASE --weights 1,0.5 adds half of the "
         "difference."
     ),
-    "--alphas --coefficients --coeffs --ratio --ratios": "Use --weights, a number for each STEP: --weights 0.3,0.7.",
+    "--alphas --coefficients --coeffs --ratio --ratios": "Use --weights with one number per STEP: --weights 0.3,0.7.",
     "--method --merge-method --slerp --ties --dare --alpha": (
         "ckptconv average computes the weighted mean of tensors, with --weights, or task arithmetic, with --minus."
     ),

@@ -50,8 +50,9 @@ def weighted(
     least = 1 if minus else 2
     if steps < least:
         raise UsageError(
-            f"An average requires at least {least} checkpoints; given: {steps or 'none'}.",
-            "Give the path of each, such as RUN/step-1 RUN/step-2 (in Python a list); `ckptconv steps RUN` lists them.",
+            f"An average requires at least {count_of(least, 'checkpoint')}; given: {steps or 'none'}.",
+            "Specify the path of each, such as RUN/step-1 RUN/step-2 (in Python a list). `ckptconv steps RUN` lists "
+            "the steps of a run.",
         )
     if steps > _MOST_TERMS:
         raise UsageError(f"{steps:,} checkpoints were given; at most {_MOST_TERMS:,} can be averaged in one run.")

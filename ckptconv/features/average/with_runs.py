@@ -28,7 +28,7 @@ def check_order(steps: Sequence[str]) -> None:
             run = {path: at.number for path, at in zip(steps, places, strict=True) if at and at.run == place.run}
             ordered = sorted(run, key=lambda path: run[path])
             raise UsageError(
-                f"--ema treats the first STEP as the oldest, but {step} was given before {later}: shells sort names as "
+                f"--ema treats the first STEP as the oldest, but {step} was given before {later}. Shells sort names as "
                 "text.",
                 f"The order by number is {some(ordered, _MOST_NAMES, str)}. --weights accepts any order.",
             )

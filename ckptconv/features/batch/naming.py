@@ -125,12 +125,12 @@ def _apart(
             )
         elif len(sharing[place]) > 1:
             first, *others = dict.fromkeys(sharing[place])
-            which = f"{some([first, *others[:-1]], form=str)} and {others[-1]}" if others else f"{first}, named twice,"
+            which = f"{some([first, *others[:-1]], form=str)} and {others[-1]}" if others else f"{first}, given twice,"
             together = "all" if len(sharing[place]) > 2 else "both"
             is_one = len({resolve(normalize(word)) for word in sharing[place]}) == 1
             clashes[place] = UsageError(
                 f"The outputs of {which} would {together} be {path}. {UNCONVERTED[1]}",
-                "Name it once." if is_one else _apart_by(inputs, {*words}, resolve, directory, suffix),
+                "Specify it once." if is_one else _apart_by(inputs, {*words}, resolve, directory, suffix),
             )
     return [clashes.get(place, path) for place, path in zip(places, paths, strict=True)]
 

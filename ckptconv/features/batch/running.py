@@ -191,7 +191,7 @@ def _make(path: str, created: list[str]) -> None:
         except FileExistsError as error:
             if os.path.isdir(path):  # another process made it meanwhile
                 return
-            raise UsageError(f"{path} is not a directory: outputs cannot be written there.") from error
+            raise UsageError(f"{path} is not a directory, so outputs cannot be written there.") from error
     created.append(path)
 
 

@@ -98,7 +98,7 @@ def check_base(deltas: Sequence[Delta], tensors: Mapping[str, LazyTensor], alias
         if unknown and (key := _key_of(unknown, tensors)):
             raise UsageError(
                 f"{delta.path} changes {some(unknown, 3)}, but this base has these names below {key!r}.",
-                f"The delta was written with --key {key}: give this option here too.",
+                f"Use --key {key}, as in the command that wrote the delta.",
             )
         if unknown:
             raise _other_base(delta, f"lacks {some(unknown, 3)}, which the delta changes")

@@ -238,7 +238,7 @@ class _Checker:
             if self._checksum(self._before()[name], delta) == delta.checksums[name]:
                 why = "has this tensor as the delta produces it: the delta was already applied."
             raise CorruptError(
-                f"{name!r} does not match {delta.path}: its {delta.checksum} is {checksum}, but "
+                f"{name!r} does not match {delta.path}: the {delta.checksum} of the result is {checksum}, but "
                 f"{delta.checksums[name]} was expected. {self._base} {why}",
                 "Give the base that the first delta changes, and all deltas in order.",
             )

@@ -109,12 +109,13 @@ def read_delta(place: Location) -> Delta:
         inputs[name] = header.identity
         listed = {key for key, value in index.weight_map.items() if value == name}
         if listed != header.tensors.keys():
-            raise damaged(f"{file} and {where} do not both have {some(sorted(listed ^ header.tensors.keys()), 3)}.")
+            some_of = some(sorted(listed ^ header.tensors.keys()), 3)
+            raise damaged(f"{file} and {where} list different tensors: only one of the two lists {some_of}.")
         for key, tensor in header.tensors.items():
             if tensor.dtype.name != "uint8" or len(tensor.shape) != 1:
                 raise damaged(
-                    f"{file}: {key!r} is a tensor of {tensor.dtype} {tensor.shape}, but a delta must contain bytes "
-                    "(uint8, one dimension)."
+                    f"{file}: {key!r} is {tensor.dtype} {[*tensor.shape]}, but a delta must contain bytes (uint8, one "
+                    "dimension)."
                 )
             if key not in header.metadata:
                 raise damaged(f"{file} has no checksum of {key!r}, so it cannot be verified.")

@@ -83,7 +83,7 @@ class AskedDelta:
         if unlike:
             raise UnsupportedError(
                 f"A delta requires that {before.path} and {after.path} have the same tensors, with the same shapes and "
-                f"dtypes. They do not match in {some(unlike)}.",
+                f"dtypes. These do not match: {some(unlike)}.",
                 "Give both sides the same names and dtypes with --rename and --dtype. --exclude omits tensors from the "
                 "delta. To add new tensors, use the whole checkpoint.",
             )
@@ -113,7 +113,7 @@ class AskedDelta:
         instead = [_CHECKPOINT] * is_larger + [_SMALLER] * (self.encoding == OVERWRITE)
         if size > whole > 0 and instead:
             difference.warnings.append(
-                f"the delta has {size} bytes, but the tensors that it changes have only {whole}: "
+                f"the delta has {size} bytes, but the tensors that it changes have only {whole} bytes. To save space, "
                 f"{', or '.join(instead)}."
             )
         fields = {

@@ -389,7 +389,7 @@ def _sides(
         raise lacking
     whole = options.replaced(key="")
     name, other = ("A", "B") if lacking is b else ("B", "A")
-    warning = f"--key {options.key} was applied to {name} alone: {other} has no such key."
+    warning = f"--key {options.key} was applied to {name} alone, because {other} has no such key."
     left, right = (
         _side(source, whole, optimizer) if side is lacking else side for source, side in ((source_a, a), (source_b, b))
     )
@@ -425,9 +425,9 @@ def _check_growth(source: Source, tensors: Collection[LazyTensor]) -> None:
     stored = sum(file.size for file in files)
     if total > MAX_GROWTH * stored + ROOM_TO_GROW:
         raise LimitError(
-            f"{source.path}: its tensors would take {total} bytes, but only {stored} are stored: they repeat the same "
-            "elements. No tensor was compared.",
-            "Exclude them with --exclude.",
+            f"{source.path}: its tensors would take {total} bytes, but only {stored} bytes are stored, because some "
+            "tensors repeat the same elements. No tensor was compared.",
+            "Exclude these tensors with --exclude.",
         )
 
 
@@ -590,6 +590,6 @@ def _of_codes(a: _Side, b: _Side) -> Iterator[str]:
         sides = " and ".join(side for side, parts in zip("AB", coded, strict=True) if parts)
         weight = next(name for parts in coded for name in parts.values())
         yield (
-            f"{sides} {'has' if len(sides) == 1 else 'have'} quantized weights, such as {quoted(weight)}: --dequantize "
+            f"{sides} {'has' if len(sides) == 1 else 'have'} quantized weights, such as {quoted(weight)}. --dequantize "
             "compares the weights instead of their codes and scales."
         )

@@ -83,10 +83,8 @@ def read(place: Location, wanted: Wanted) -> Source:
         described = [name for name in inside if name.startswith(_WEIGHTS) and name.endswith(_CONFIG)]
         saved = [name for name in _STATE_DICTS if name in inside]
         if len(described) + len(saved) != 1:
-            several = some([*described, *saved]) or "none"
-            raise UnsupportedError(
-                f"{place} contains the weights of {several}; only archives with one program are supported."
-            )
+            several = f"the weights of several: {some([*described, *saved])}" if described or saved else "no weights"
+            raise UnsupportedError(f"{place} must contain the weights of exactly one program, but contains {several}.")
         opaque: list[str] = []
         if described:
             weights = _described(archive, described[0])

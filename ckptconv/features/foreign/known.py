@@ -36,9 +36,9 @@ _TF = "Read it with tf.train.load_checkpoint, and write its arrays with safetens
 _FLAX = "Load it with flax.serialization.msgpack_restore, flatten it with flax.traverse_util.flatten_dict(d, sep='.'), "
 _FLAX += "and write it with safetensors.flax.save_file."
 _PADDLE = "Load it with paddle.distributed.load_state_dict, and save it as safetensors, as PaddleFormers does."
-_OF_RANKS = 'Only vLLM and SGLang load it, with load_format="sharded_state": convert the original model instead.'
-_FOR_DEVICES = "It was exported from a model for use on devices: convert the original model instead."
-_BESIDE = "Specify that other file: its name lacks the leading ._ of this file."
+_OF_RANKS = 'Only vLLM and SGLang load it, with load_format="sharded_state". Convert the original model instead.'
+_FOR_DEVICES = "It was exported from a model for use on devices. Convert the original model instead."
+_BESIDE = "Specify the other file, which has the same name without the leading ._"
 _EXPORTED = "Load it with torch.export.load, and save its state_dict with torch.save."
 # The most directories of a level that are searched.
 _LOOKED_AT = 50
@@ -163,7 +163,7 @@ def foreign_file(path: str, head: bytes, size: int) -> CkptconvError | None:
                 return UsageError(f"{path} {description}", _AT_ADDRESS)
             return kind(f"{path} {description}", hint)
     if not size:
-        return CorruptError(f"{path} is empty (0 bytes).", "The file was probably never written: use another copy.")
+        return CorruptError(f"{path} is empty (0 bytes).", "The file was probably never written. Use another copy.")
     if not head.strip(b"\0"):
         return damaged(f"{path} begins with zeros only: its space was allocated, but its data was not written.")
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= size - 8:

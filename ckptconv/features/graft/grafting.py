@@ -41,7 +41,7 @@ def _grafted(chosen: Selected, source: Source, options: Options, reference: Sele
         if uncut := [*_uncut(graft.tensors, chosen, options), *sorted(own)]:
             raise UsageError(
                 f"--graft adds {some(dict.fromkeys(uncut), 3)}, but --key, --strip-prefix or --for-hub "
-                f"shortens the names of {source.path}: grafted names are not changed.",
+                f"shortens the names of {source.path}, and grafted names are not changed.",
                 "Convert the grafted checkpoint first, with the same options, and graft from that output.",
             )
     note = "; ".join(f"{count_of(len(graft.tensors), 'tensor')} of {graft.source.path}" for graft in grafts)
@@ -88,7 +88,7 @@ def _further(added: Iterable[str], chosen: Selected, source: Source) -> tuple[in
     if behind != [*range(stack.size, stack.size + len(behind))]:
         raise UsageError(
             f"--graft adds layers {some(behind, form=str)} of {stack.place}, but the converted part of {source.path} "
-            f"has layers 0 to {stack.size - 1}: the next layer must be {stack.size}.",
+            f"has layers 0 to {stack.size - 1}, so the next layer must be {stack.size}.",
             "Convert the grafted checkpoint first, with --include and --rename, and graft from that output.",
         )
     own, every = (places.further_layers(names, stack) for names in (chosen.tensors, [*chosen.tensors, *added]))

@@ -80,7 +80,8 @@ def inert(value: Any) -> Any:
         return Global(value.__module__ or "builtins", value.__qualname__)
     stated = _STATED.get()
     if stated is not None and isinstance(value, MethodType) and value.__name__ == "state_dict":
-        raise UsageError(f"The tree holds the method {value.__qualname__}, not its result.", "Call it: state_dict().")
+        hint = "Call the method: state_dict()."
+        raise UsageError(f"The tree contains the method {value.__qualname__}, not its result.", hint)
     if stated is not None and callable(getattr(type(value), "state_dict", None)):
         name = class_name(type(value))
         stated[name] = stated.get(name, 0) + 1
@@ -95,9 +96,9 @@ def _state_dict(value: Any, name: str) -> dict[Any, Any]:
         state = value.state_dict()
     except Exception as error:
         problem = f"whose state_dict() failed: {type(error).__name__}: {str(error).rstrip('.')}."
-        raise UsageError(f"The tree holds a {name}, {problem}", hint) from error
+        raise UsageError(f"The tree contains a {name}, {problem}", hint) from error
     if not isinstance(state, Mapping):
-        raise UsageError(f"The tree holds a {name}, whose state_dict() returned a {type(state).__name__}.", hint)
+        raise UsageError(f"The tree contains a {name}, whose state_dict() returned a {type(state).__name__}.", hint)
     return state if isinstance(state, dict) and type(state) in (dict, OrderedDict) else dict(state)
 
 

@@ -67,18 +67,18 @@ class ChosenMap:
             # A file of the user's has other names than built-in maps on purpose.
             is_ours = not self.map.name.endswith(SUFFIX)
             others = f"Is this the right map? {names_of_maps(fitting(tensors, self.map.name))}" if is_ours else ""
-            hint = f"{others} {error.hint}" if is_ours else error.hint.replace("If it is: add", "Add")
+            hint = f"{others} {error.hint}" if is_ours else error.hint.replace("If it is, add", "Add")
             if prefix := prefix_before(tensors, self.map):
                 hint = (
-                    f"All names begin with {quoted(prefix)}; without this prefix, the map has rules for them: give "
-                    f"--strip-prefix {prefix}"
+                    f"All names begin with {quoted(prefix)}, and the map has rules for the names without this prefix. "
+                    f"Add --strip-prefix {prefix}"
                 )
             raise UnknownNamesError(error.message, hint.rstrip()) from None
         contradicted = [*doubts(self.map.name, self.config)]
         if applied.lacking:
             contradicted.append(
-                f"the map {self.map.name} is for models that have {some(applied.lacking)}, but this checkpoint does "
-                f"not: is this the right map? {names_of_maps(fitting(tensors, self.map.name))}"
+                f"the map {self.map.name} expects {some(applied.lacking)}, but this checkpoint has no such tensor. Is "
+                f"this the right map? {names_of_maps(fitting(tensors, self.map.name))}"
             )
         return replace(applied, unchecked=(*applied.unchecked, *contradicted))
 

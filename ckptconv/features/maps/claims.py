@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias
 from ckptconv.errors import LimitError, UsageError
 from ckptconv.features.maps.file import KEEPING, Map, matches
 from ckptconv.features.maps.notation import PLAIN, Name, Rule, Shift
-from ckptconv.text import quoted, some
+from ckptconv.text import count_of, quoted, some
 
 # The most ways to read one part of a name after the same parts before it.
 MAX_PATTERNS = 8
@@ -306,15 +306,15 @@ def source_side(map_: Map, names: Iterable[str]) -> int:
             raise UsageError(f"The checkpoint has no tensors for the map {map_.name}.")
         close = _nearest(map_, (0, 1), names[0])
         raise UnknownNamesError(
-            f"The map {map_.name} matches none of the {len(names)} names, neither as {map_.sides[0]!r} nor as "
-            f"{map_.sides[1]!r}. The first is {quoted(names[0])}"
-            + (f"; the closest in the map is {close}." if close else ".")
+            f"The map {map_.name} matches none of {count_of(len(names), 'name')}, neither on its side "
+            f"{map_.sides[0]!r} nor on its side {map_.sides[1]!r}. The first name is {quoted(names[0])}"
+            + (f"; the closest name in the map is {close}." if close else ".")
         )
     if counts[0] == counts[1]:
         raise UsageError(
-            f"The map {map_.name} matches {counts[0]} of the {len(names)} names as {map_.sides[0]}, and as many as "
-            f"{map_.sides[1]}.",
-            f"Give the direction: --map {map_.name}:{map_.sides[1]} or --map {map_.name}:{map_.sides[0]}.",
+            f"The map {map_.name} matches {counts[0]} of {count_of(len(names), 'name')} on its side {map_.sides[0]!r}, "
+            f"and the same number on its side {map_.sides[1]!r}.",
+            f"Specify the side of the output: --map {map_.name}:{map_.sides[1]} or --map {map_.name}:{map_.sides[0]}.",
         )
     return 0 if counts[0] > counts[1] else 1
 
@@ -381,11 +381,11 @@ def claimed(map_: Map, side: int, names: Iterable[str], *, strict: bool = True) 
     if unclaimed and strict:
         close = _nearest(map_, (side,), unclaimed[0])
         raise UnknownNamesError(
-            f"The map {map_.name} has no rule for {len(unclaimed)} of the tensors: {some(unclaimed)}. The map read the "
-            f"names as those of its side {map_.sides[side]!r}."
-            + (f" The name in the map that is closest to the first is {close}." if close else ""),
-            f"If it is: add a rule for each tensor, or exclude these tensors with --exclude. {KEEPING} To rename only "
-            "some tensors: --rename 'REGEX=REPL'.",
+            f"The map {map_.name} has no rule for {count_of(len(unclaimed), 'tensor')} on its side "
+            f"{map_.sides[side]!r}: {some(unclaimed)}."
+            + (f" In the map, the name closest to the first of these is {close}." if close else ""),
+            f"If it is, add a rule for each tensor, or exclude these tensors with --exclude. {KEEPING} To rename only "
+            "some tensors, use --rename 'REGEX=REPL' instead of the map.",
         )
     return claims
 

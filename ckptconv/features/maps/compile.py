@@ -37,7 +37,7 @@ from ckptconv.tensors.dtypes import DType
 from ckptconv.tensors.lazy import Concat, Equal, LazyTensor, Zeros
 from ckptconv.tensors.slices import Steps, strided, viewed
 from ckptconv.tensors.strides import contiguous_strides
-from ckptconv.text import quoted, some
+from ckptconv.text import count_of, quoted, some
 
 # The most tensors that a map makes from a checkpoint, and the most elements of one: elements of any dtype can be
 # counted in bytes.
@@ -248,7 +248,7 @@ def _uses(map_: Map, side: int, claims: Claims, tensors: Mapping[str, LazyTensor
             if tensor.dims is not None and len(tensor.dims) != len(tensors[name].shape):
                 raise UsageError(
                     f"{use.where}: {quoted(name)} has the shape {list(tensors[name].shape)}, but the rule expects "
-                    f"{len(tensor.dims)} dimensions: {written(tensor.dims)}."
+                    f"{count_of(len(tensor.dims), 'dimension')}: {written(tensor.dims)}."
                 )
     return uses
 
@@ -326,7 +326,10 @@ def _solved(
     sizes.sizes.update((axis.partition(".")[2], size) for axis, size in known.items() if axis.startswith(f"{number}."))
     for stack, count in use.counts.items():
         if sizes.sizes.setdefault(stack, count) != count:
-            raise UsageError(f"{use.where}: the checkpoint has {count} of {{{stack}}}; expected {sizes.sizes[stack]}.")
+            raise UsageError(
+                f"{use.where}: the checkpoint has names with {count_of(count, 'value')} of {{{stack}}}, but "
+                f"{stack} = {sizes.sizes[stack]} was expected."
+            )
     solve(_equations(use, side, tensors, shapes), sizes, use.where)
     return sizes
 

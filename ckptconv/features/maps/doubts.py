@@ -21,15 +21,15 @@ def doubts(name: str, config: Mapping[str, Any]) -> Iterator[str]:
     expected = _BY_TYPE.get(name, model_type)
     if model_type != expected:
         yield (
-            f"the map {name} is for models with the model_type {expected!r}, but config.json has {model_type[:100]!r}: "
-            "is this the right map?"
+            f"the map {name} is for models with the model_type {expected!r}, but config.json has {model_type[:100]!r}. "
+            "Is this the right map?"
         )
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = str(rope.get("rope_type", rope.get("type", "default"))) if isinstance(rope, Mapping) else "default"
     other = _BY_ROPE[kind == _SCALED]
     if name in _BY_ROPE.values() and name != other:
         yield (
-            f"config.json has rope_type {kind[:100]!r}, but the map {name} is for models "
-            f"with{'out' if kind == _SCALED else ''} {_SCALED!r}: should it be {other}? Both have the same names and "
-            "shapes, but order the rows of queries and keys differently."
+            f"config.json has rope_type {kind[:100]!r}, but the map {name} is for models with "
+            f"{'another rope_type' if kind == _SCALED else f'rope_type {_SCALED!r}'}. Should the map be {other}? Both "
+            "maps have the same names and shapes, but order the rows of queries and keys differently."
         )

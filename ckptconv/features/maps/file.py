@@ -16,7 +16,7 @@ from ckptconv.errors import UsageError
 from ckptconv.features.maps.notation import MAX_LENGTH, Rule, make_rules
 from ckptconv.features.maps.sizes import MAX_SIZE, Alternatives, Expression
 from ckptconv.features.maps.values import parse_value
-from ckptconv.text import brief, quoted, some
+from ckptconv.text import brief, count_of, quoted, some
 
 SUFFIX = ".toml"
 # Limits of a map: bytes of its file, rules, globs of a list, sizes, and alternatives of a size.
@@ -154,11 +154,12 @@ def _sides(rules: Sequence[Mapping[str, Any]], places: Sequence[str]) -> tuple[s
     """Return the names of the two sides, which all rules must have."""
     sides = [key for key in rules[0] if key not in _NO_SIDES]
     if len(sides) != 2:
-        raise UsageError(f"{places[0]} has {len(sides)} sides, but a rule must have two: {some(sides) or 'none'}.")
+        had = f"{count_of(len(sides), 'side')} ({some(sides)})" if sides else "no sides"
+        raise UsageError(f"{places[0]} has {had}, but a rule must have two.")
     for rule, where in zip(rules, places, strict=True):
         keys = [key for key in rule if key not in _NO_SIDES]
         if {*keys} != {*sides}:
-            raise UsageError(f"{where} has the sides {some(keys)}; rule 1 has {some(sides)}.")
+            raise UsageError(f"{where} has the sides {some(keys) or 'none'}, but rule 1 has {some(sides)}.")
     return sides[0], sides[1]
 
 
@@ -194,7 +195,7 @@ def _values(value: Any, sides: tuple[str, str], where: str) -> tuple[str, str]:
         except UsageError as error:
             raise UsageError(f"{where}, {side}: {error.message}") from None
         if given != other:
-            raise UsageError(f"{where}, {side}: {quoted(value[side])} begins with {given}, not {other}.")
+            raise UsageError(f"{where}, {side}: {quoted(value[side])} begins with {given}, not with {other}.")
     return value[sides[0]], value[sides[1]]
 
 
@@ -238,7 +239,7 @@ def _sizes(value: Any, name: str) -> dict[str, Alternatives]:
         for entry in alternatives:
             is_number = isinstance(entry, int) and not isinstance(entry, bool) and 0 <= entry <= MAX_SIZE
             if not is_number and not isinstance(entry, str):
-                raise UsageError(f"{where}: {brief(entry)} is neither a number nor an expression.")
+                raise UsageError(f"{where}: {brief(entry)} is neither a number from 0 to {MAX_SIZE} nor an expression.")
             if isinstance(entry, str):
                 try:
                     Expression(entry)

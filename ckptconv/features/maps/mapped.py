@@ -17,7 +17,7 @@ from ckptconv.outputs.computed import Computing, Elsewhere, Restated, Shown
 from ckptconv.outputs.selected import Selected
 from ckptconv.structure.record import MAP_KEY, Flattened
 from ckptconv.tensors.lazy import LazyTensor
-from ckptconv.text import quoted, some
+from ckptconv.text import count_of, quoted, some
 
 if TYPE_CHECKING:
     from ckptconv.features.maps.chosen import ChosenMap
@@ -115,7 +115,7 @@ def _left_out(map_: ChosenMap, applied: Applied) -> Iterator[str]:
     if applied.dropped:
         yield f"left out, because the map {map_.map.name} drops them: {some(applied.dropped)}"
     if applied.padding:
-        padded = some(applied.padding.items(), form=lambda pair: f"{pair[1]} elements of {pair[0][:100]!r}")
+        padded = some(applied.padding.items(), form=lambda pair: f"{count_of(pair[1], 'element')} of {pair[0][:100]!r}")
         yield f"left out as padding: {padded}"
     yield from applied.unchecked
     if idle := map_.idle_sizes():

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, NoReturn, TypeAlias
 
 from ckptconv.errors import UsageError
-from ckptconv.text import quoted, some
+from ckptconv.text import count_of, quoted, some
 
 # Limits: the depth of parentheses, the characters and axes of a tensor, its alternatives, the tensors of a side, and
 # the pieces of a side. No rule of any model comes near them; sums multiply their pieces.
@@ -409,7 +409,7 @@ def _make_rules(
         return [_checked(Rule(where, number, (left, right), copied=True))]
     if all(tensor.dims is None for tensor in tensors):
         if len(left) != len(right):
-            raise UsageError(f"{where}: {len(left)} names cannot become {len(right)} without axes.")
+            raise UsageError(f"{where}: {count_of(len(left), 'name')} cannot become {len(right)} without axes.")
         return [_checked(Rule(where, number, ((a,), (b,)))) for a, b in zip(left, right, strict=True)]
     bare = next((tensor for tensor in tensors if tensor.dims is None), None)
     if bare:
@@ -520,8 +520,8 @@ def _checked(rule: Rule) -> Rule:
     left, right = (_pieces(rule, side, stacks) for side in rule.sides)
     if len(left) != len(right):
         rule.fail(
-            f"one side consists of {len(left)} pieces, the other of {len(right)}: {_named(rule.sides[0])} and "
-            f"{_named(rule.sides[1])}; a sum counts as many pieces as it has terms."
+            f"one side has {count_of(len(left), 'piece')} ({_named(rule.sides[0])}), but the other has "
+            f"{count_of(len(right), 'piece')} ({_named(rule.sides[1])}). Each term of a sum is a piece."
         )
     (ones, of), (others, by) = (tuple(zip(*pieces, strict=True)) for pieces in (left, right))
     ordered = collections.Counter(ones) != collections.Counter(others)
@@ -530,8 +530,8 @@ def _checked(rule: Rule) -> Rule:
             only = [_listed(ours - theirs), _listed(theirs - ours)]
             rule.fail(
                 f"piece {number + 1} of {len(left)} has different axes on the two sides: {_listed(ours)} in "
-                f"{quoted(of[number].text)}, but {_listed(theirs)} in {quoted(by[number].text)}. Only the first has "
-                f"{only[0]}; only the second has {only[1]}.",
+                f"{quoted(of[number].text)}, but {_listed(theirs)} in {quoted(by[number].text)}. Axes only of the "
+                f"first: {only[0]}; axes only of the second: {only[1]}.",
                 "" if ordered else "Write the terms and tensors of both sides in the same order.",
             )
     return replace(rule, free=free, stacks=stacks, pieces=(ones, others))

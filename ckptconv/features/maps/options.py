@@ -62,9 +62,9 @@ COMPLETED = {"map": _names}
 # Options of torchtitan's scripts of conversion.
 OTHER_OPTIONS = {
     "--hf-format --hf --to-hf": (
-        "safetensors is the default. For the names of Hugging Face, use --map NAME, with one of those that "
-        "`ckptconv maps` lists."
+        "safetensors is the default. For the names of Hugging Face, use --map NAME, with the name of a map "
+        "that `ckptconv maps` lists."
     ),
-    "--model-name --model-flavor": "Use --map NAME, with one of those that `ckptconv maps` lists.",
+    "--model-name --model-flavor": "Use --map NAME, with the name of a map that `ckptconv maps` lists.",
     "--export-dtype --merge-dtype --save-dtype --save-precision": "Use --dtype, such as --dtype bf16.",
 }

@@ -57,11 +57,13 @@ class Expression:
                 return 0
             raise UsageError(f"{quoted(self.text)} divides by zero.") from None
         if self._next < len(self._tokens):
-            raise UsageError(f"{quoted(self.text)}: {self._tokens[self._next][0]!r} is not expected there.")
+            raise UsageError(f"{quoted(self.text)}: {self._tokens[self._next][0]!r} is not expected after a value.")
         if check:
             return 0
         if result.denominator != 1 or not 0 <= result <= MAX_SIZE:
-            raise UsageError(f"{quoted(self.text)} is {_number(result)}, but a size must be a whole number.")
+            raise UsageError(
+                f"{quoted(self.text)} is {_number(result)}, but a size must be a whole number from 0 to {MAX_SIZE}."
+            )
         return int(result)
 
     def _takes(self, *words: str) -> str:
@@ -94,9 +96,10 @@ class Expression:
             if not self._takes(")"):
                 raise UsageError(f"{quoted(self.text)}: a parenthesis is not closed.")
             return result
-        word, kind = self._tokens[self._next] if self._next < len(self._tokens) else ("its end", 0)
+        word, kind = self._tokens[self._next] if self._next < len(self._tokens) else ("", 0)
         if kind not in (2, 3):
-            raise UsageError(f"{quoted(self.text)}: a number or a name is expected at {word!r}.")
+            where = repr(word) if word else "its end"
+            raise UsageError(f"{quoted(self.text)}: a number or a name is expected at {where}.")
         self._next += 1
         return Fraction(int(word) if kind == 2 else values[word])
 
@@ -163,7 +166,9 @@ def _of_config(config: Mapping[str, Any], name: str) -> int | None:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_SIZE:
-        raise UsageError(f"config.json: {name} is {quoted(str(value))}, but a size was expected.")
+        raise UsageError(
+            f"config.json: {name} is {quoted(str(value))}, but a whole number from 0 to {MAX_SIZE} was expected."
+        )
     return value
 
 

@@ -43,8 +43,8 @@ def unmapped(path: str, names: Iterable[str]) -> CkptconvError | None:
         kind = next((kind for pattern, kind in _OTHERS if re.fullmatch(pattern, name, re.DOTALL)), "")
         if kind and ADAPTER in name:
             return UnsupportedError(
-                f"{path} contains an adapter of {kind}, {quoted(name)}, which no map converts to PEFT's names.",
-                "Without --map, it is converted with Megatron-core's names.",
+                f"{path} contains {quoted(name)}, which no map converts to PEFT's names: an adapter of {kind}.",
+                "Without --map, the adapter is converted with Megatron-core's names.",
             )
     return None
 

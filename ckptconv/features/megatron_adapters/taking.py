@@ -25,7 +25,7 @@ from ckptconv.tensors.lazy import Equal, LazyTensor
 from ckptconv.text import count_of, some
 
 _FSDP = "megatron-fsdp"
-_ADVICE = "Specify a step from a training with the same settings."
+_ADVICE = "Specify a step of a training run with the same settings."
 # The bytes that are compared of each factor, to tell which form an adapter needs.
 _COMPARED = 1 << 20
 _MERGING = "Add the adapter to its model with ckptconv merge."
@@ -73,8 +73,8 @@ def fitted(source: Source, options: Options) -> Source:
     layers, of_model = len(layers_in(tensors)), chosen.config.get("num_hidden_layers", 0)
     if of_model and layers != of_model:
         raise UnsupportedError(
-            f"{source.path} has adapters of {layers} layers, but its model has {of_model} layers. In a step, one "
-            "tensor contains the adapters of all layers.",
+            f"{source.path} has adapters of {count_of(layers, 'layer')}, but its model has "
+            f"{count_of(of_model, 'layer')}. In a step, one tensor contains the adapters of all layers.",
             _MERGING,
         )
     ((_, config),) = reading.configurations(source, options.storage_options, ADAPTER_CONFIG)
@@ -108,9 +108,9 @@ def _compared(
     here = {name: tensor.shape for name, tensor in tensors.items()}
     differing = [name for name in here | there if here.get(name) != there.get(name)]
     if differing:
-        shapes = [f"{name} ({here.get(name, 'none')}, there {there.get(name, 'none')})" for name in differing]
+        shapes = [f"{name} ({here.get(name, 'none')} and {there.get(name, 'none')})" for name in differing]
         raise UsageError(
-            f"The adapters of {source.path} do not match those of {step.path}: {some(shapes, form=str)}.", _ADVICE
+            f"The adapters of {source.path} and {step.path} differ in shape: {some(shapes, form=str)}.", _ADVICE
         )
     if told.dim is None:
         return told.why
@@ -125,7 +125,7 @@ def _compared(
     untrained = [matrix for matrix in sorted(matrices) if told.modules and not _is_in(matrix, told.modules)]
     if untrained:
         raise UsageError(
-            f"{source.path} adapts {some(untrained, form=str)}, which target_modules of {told.path} does not list: "
+            f"{source.path} adapts {some(untrained, form=str)}, but target_modules of {told.path} lists only "
             f"{some(told.modules)}.",
             _ADVICE,
         )

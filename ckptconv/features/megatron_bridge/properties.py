@@ -38,7 +38,7 @@ def stated(path: str, stores: Mapping[str, Any]) -> Stated:
     args = arguments_of(config.part("model"))
     if not args:
         return Stated(why=config.why or f"{config.path} describes no model with layers")
-    return Stated(args, config.path, "Its max_position_embeddings is the sequence length of the training.")
+    return Stated(args, config.path, "Its max_position_embeddings is the sequence length of the training run.")
 
 
 def arguments_of(model: Mapping[str, Any]) -> dict[str, Any]:

@@ -371,7 +371,7 @@ def _shaped(state: LazyTensor, shape: Shape, called: str) -> LazyTensor:
         or math.prod(grid) > _MOST_SHARDS
     ):
         raise CorruptError(
-            f"{called} has the shape {list(state.shape)}, but its parameter has {list(shape)}: they come from "
+            f"{called} has the shape {list(state.shape)}, but its parameter has {list(shape)}. The two come from "
             "different saves."
         )
     sizes = tuple(extent // parts for parts, extent in zip(grid, shape, strict=True))

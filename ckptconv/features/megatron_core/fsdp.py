@@ -129,9 +129,9 @@ def _check_layers(names: Iterable[str], args: Any, where: str) -> None:
     stored = len({match[1] for name in names if (match := _LAYER.match(name))})
     if type(stages) is int and type(layers) is int and stages > 1 and stored < layers:
         raise UnsupportedError(
-            f"{where} contains {stored} of the {layers} layers: Megatron-FSDP stored the layers of {stages} "
+            f"{where} contains {stored} of the {layers} layers. Megatron-FSDP stored the layers of {stages} "
             "pipeline-parallel stages under the same names, so only those of one stage are left.",
-            "Save it again from a training with one pipeline-parallel stage, or as torch_dist.",
+            "Save it again from a training run with one pipeline-parallel stage, or as torch_dist.",
         )
 
 

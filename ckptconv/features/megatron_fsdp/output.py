@@ -76,7 +76,7 @@ def plan(source: Source, target: Target, options: Options) -> Output:
         }
         tree[_SCHEDULE] = own.get(_SCHEDULE) or schedule_of(optimizer)
         notes.append(
-            f"The states have the parameter names of a training with {'16' if in_16_bits else '32'}-bit weights."
+            f"The states have the parameter names of a training run with {'16' if in_16_bits else '32'}-bit weights."
         )
     tree[_MODEL] = {f"{_WRAPPED}{name}": tensor for name, tensor in divided(weights, with_gate)}
     objects = [key for key in content.values if OBJECT.fullmatch(key)]

@@ -107,7 +107,9 @@ def settings(optimizer: Mapping[Any, Any], parameters: Mapping[str, LazyTensor],
         if not mine or any(mine[0].get(key, value) != value for group in mine for key, value in group.items()):
             raise UnsupportedError(
                 f"{where}: {len(mine)} groups of the optimizer can contain {named(name)}, and the checkpoint does "
-                "not record which one does.",
+                "not record which one does."
+                if mine
+                else f"{where}: no group of the optimizer has settings for {named(name)}.",
                 ADVICE,
             )
         chosen[name] = {**_SETTINGS, **mine[0]}

@@ -70,7 +70,9 @@ def _step_of(states: States, where: str) -> int:
         steps.discard(0)  # of parameters that got zeros
     if len(steps) != 1:
         raise UnsupportedError(
-            f"{where}: the parameters have {len(steps)} different step counts; one was expected.", ADVICE
+            f"{where}: the step counts of the parameters are {some(sorted(steps), form=repr) or 'missing'}; one number "
+            "was expected.",
+            ADVICE,
         )
     return steps.pop()
 
@@ -93,8 +95,8 @@ def _distinct(groups: Sequence[dict[str, Any]], where: str) -> list[dict[str, An
     for group in groups:
         if distinct.setdefault(tuple(identifier(group, key) for key in _IDENTIFIERS), group) != group:
             raise UnsupportedError(
-                f"{where}: experts and other parameters have different settings, but with one optimizer, "
-                "Megatron-core has one group for both.",
+                f"{where}: two groups, such as those of experts and of other parameters, have different settings, but "
+                "Megatron-core cannot distinguish these groups in one optimizer.",
                 ADVICE,
             )
     return [*distinct.values()]

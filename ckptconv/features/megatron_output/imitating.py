@@ -41,7 +41,7 @@ def form_of(path: str, stores: Mapping[str, Any]) -> Form:
     if step.format != MEGATRON:
         raise UsageError(
             f"{path} is a {step.format}, but --like requires a step of Megatron-core here.",
-            "Specify a step that the training saved, or leave out --like. The sizes of a map come from a "
+            "Specify a step that the training run saved, or leave out --like. The sizes of a map come from a "
             "config.json next to the checkpoint, or from --size.",
         )
     place = located(Location(step.path, dict(stores))).directory

@@ -19,7 +19,7 @@ from ckptconv.features.joining.chunks import Box
 from ckptconv.features.joining.names import named
 from ckptconv.features.megatron_core.arguments import ADAPTER
 from ckptconv.tensors.lazy import Concat, LazyTensor, View
-from ckptconv.text import some
+from ckptconv.text import count_of, some
 
 # Values of `to`: for Megatron-core's own layers, and for those of Transformer Engine.
 LOCAL, TRANSFORMER_ENGINE = "megatron", "megatron-te"
@@ -127,7 +127,8 @@ def sharded(tensors: Mapping[str, LazyTensor], implementation: str, where: str) 
         axes[name] += bool(_EXPERTS.fullmatch(name))
         if axes[name] > len(tensor.shape):
             raise CorruptError(
-                f"{where}: {named(name)} has the shape {list(tensor.shape)}, which has too few dimensions."
+                f"{where}: {named(name)} has the shape {list(tensor.shape)}, but at least "
+                f"{count_of(axes[name], 'dimension')} were expected."
             )
     return Sharded(placed, axes, list(_objects(placed, axes, implementation)), count)
 
@@ -198,7 +199,9 @@ def _check_numbers(numbers: Iterable[int], subject: str) -> None:
     present = sorted(numbers)
     missing = next((number for number, there in enumerate(present) if number != there), None)
     if missing is not None:
-        raise CorruptError(f"{subject} lack number {missing} of {present[-1] + 1}.", "Convert the whole model.")
+        raise CorruptError(
+            f"{subject} are numbered up to {present[-1]}, but number {missing} is missing.", "Convert the whole model."
+        )
 
 
 def _are_alike(layers: Iterable[Mapping[str, LazyTensor]]) -> bool:
@@ -212,7 +215,8 @@ def _stack(tensors: list[LazyTensor]) -> LazyTensor:
     kinds = {(tensor.shape, tensor.dtype.name) for tensor in tensors}
     if len(kinds) > 1:
         raise UnsupportedError(
-            f"The experts of one layer differ in shape or dtype: {some([str(kind) for kind in kinds])}."
+            "The experts of one layer differ in shape or dtype: "
+            f"{some(kinds, form=lambda kind: f'{kind[1]} {[*kind[0]]}')}."
         )
     views: list[LazyTensor] = [View(tensor, tensor.dtype, (1, *tensor.shape)) for tensor in tensors]
     return views[0] if len(views) == 1 else Concat(tuple(views), 0)

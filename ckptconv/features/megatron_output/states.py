@@ -59,8 +59,8 @@ def stored_states(states: States, weights: Mapping[str, LazyTensor], to: str, wh
     lacking = [name for name in trained if not set(_MOMENTS) <= states.by_parameter.get(name, {}).keys()]
     if lacking:
         raise UnsupportedError(
-            f"{where}: {some(lacking)} have no {' and '.join(_MOMENTS)}, which Megatron-core's optimizer requires "
-            "for every parameter.",
+            f"{where}: Megatron-core's optimizer requires {' and '.join(_MOMENTS)} for every parameter, but not both "
+            f"exist for {some(lacking)}.",
             f"To write zeros for them if other parameters have these states, use --fill-states. {ADVICE}",
         )
     kinds: dict[str, dict[str, LazyTensor]] = {key: {} for key in (*_MOMENTS, _MASTER)}

@@ -16,7 +16,7 @@ from ckptconv.features.merge.placing import Placed, placed
 from ckptconv.features.merge.tied import EMBEDDINGS, HEAD, Base, Head, is_saved, moves_head, rows_of, untied
 from ckptconv.features.sums.kernels import WeightedSum
 from ckptconv.formats.coded import parts_among
-from ckptconv.formats.source import MODEL_KEYS
+from ckptconv.formats.source import ADAPTER_CONFIG, MODEL_KEYS
 from ckptconv.tensors import casting
 from ckptconv.tensors.computing import Axis, Joined, Tiled
 from ckptconv.tensors.dtypes import DTYPES, SUMMED, DType
@@ -85,9 +85,10 @@ def _check_views(base: Base, changed: Collection[str], apart: Collection[str]) -
         mine = name in changed
         latest = last.get(not mine)
         if latest and latest[0] == path and start < latest[1] and start < stop and not {name, latest[2]} & {*apart}:
+            one, other = (name, latest[2]) if mine else (latest[2], name)
             raise UnsupportedError(
-                f"{base.path}: {name!r} and {latest[2]!r} share storage, but the adapter changes only one of them.",
-                "Save separate copies first (tensor.clone()), or exclude one of them with --exclude.",
+                f"{base.path}: {one!r} and {other!r} share storage, but the adapter changes only {one!r}.",
+                "Save separate copies first (tensor.clone()), or omit one of the two tensors with --exclude.",
             )
         if mine not in last or last[mine][0] != path or last[mine][1] < stop:
             last[mine] = path, stop, name
@@ -148,9 +149,8 @@ class _Work:
                 self._factors(module, parts)
         for dtypes, count in Counter(self._rounded).items():
             self.notes.append(
-                f"{count_of(count, 'tensor')} next to the factors of {self._path} replaced those of the base, rounded "
-                f"as in the training: {dtypes}. To keep those of the base, convert the adapter alone first, and merge "
-                "that output."
+                f"{self._path} replaced {count_of(count, 'tensor')} of the base, with fewer bits: {dtypes}. To keep "
+                "the tensors of the base, convert the adapter alone first, and merge that output."
             )
         self._rounded.clear()
 
@@ -176,7 +176,8 @@ class _Work:
         ):
             if bool(has) != expected:
                 raise CorruptError(
-                    f"{self._path} {'has' if has else 'lacks'} {called}, but its configuration specifies the opposite."
+                    f"{self._path} {f'has {called} for {some(has, 3)}' if has else f'lacks {called}'}, but its "
+                    f"{ADAPTER_CONFIG} specifies {'none' if has else 'them'}."
                 )
         lacking = [name for name, parts in adapted.items() if adapter.scale.dora and parts.lengths is None]
         if lacking:
@@ -192,9 +193,9 @@ class _Work:
         targeted = [parts.attention or module for module, parts in adapted.items() if not _ends(module, apart)]
         if left_out := adapter.targets.left_out(targeted):
             raise CorruptError(
-                f"{self._path} has factors of {some(left_out, 3)}, but its configuration does not list these modules "
-                "as adapted: PEFT ignores such factors.",
-                "Correct target_modules in the configuration, or remove the factors.",
+                f"{self._path} has factors of {some(left_out, 3)}, but target_modules and related settings of its "
+                f"{ADAPTER_CONFIG} do not select them. PEFT ignores such factors.",
+                f"Correct target_modules in {ADAPTER_CONFIG}, or remove the factors.",
             )
 
     def _check_saved(self, modules: Mapping[str, Module]) -> None:
@@ -206,7 +207,7 @@ class _Work:
                 within in prefix for prefix in whole
             ):
                 raise CorruptError(
-                    f"{self._path} lacks {name!r}, but its configuration lists this module as trained whole.",
+                    f"{self._path} lacks {name!r}, which modules_to_save in its {ADAPTER_CONFIG} lists.",
                     "Save the adapter again with PEFT's save_pretrained.",
                 )
 
@@ -219,8 +220,8 @@ class _Work:
         self.apart |= {head.embedding, head.name}
         self.settings["tie_word_embeddings"] = False
         self.notes.append(
-            f"{head.name!r} is stored separately from {head.embedding!r}, because both were trained separately; the "
-            "base ties them. Set tie_word_embeddings to false in the configuration."
+            f"The base ties {head.name!r} to {head.embedding!r}, but the output stores both, because they were trained "
+            "separately. Their model requires tie_word_embeddings: false in config.json."
         )
 
     # ---- whole tensors, and rows
@@ -335,7 +336,8 @@ class _Work:
             raise self._other_shape(f"{module}.token_adapter.trainable_tokens_delta", rows.shape, name)
         if max(tokens, default=0) >= base.shape[0]:
             raise CorruptError(
-                f"{self._path} has row {max(tokens):,} of {name!r}, but the base has only {base.shape[0]:,} rows."
+                f"{self._path} has row {max(tokens):,} of {name!r}, but in the base, this tensor has only "
+                f"{base.shape[0]:,} rows, from 0."
             )
         pieces: list[LazyTensor] = []
         at = 0
@@ -378,7 +380,12 @@ class _Work:
             self._check_weight(name)
         if len(place.names) > 1 or place.parts > 1:
             if parts.lengths is not None or pair.embedding or len(left.shape) != 2 or len(right.shape) != 2:
-                raise unknown(self._path, module, "the base stores it joined with other tensors")
+                raise unknown(
+                    self._path,
+                    module,
+                    "the base stores its weight joined with others, or in parts. Only matrices as factors of a linear "
+                    "layer, without DoRA, can be merged into such a weight",
+                )
             self._in_place(
                 memory,
                 place,
@@ -392,7 +399,8 @@ class _Work:
             self._convolution(name, base, pair, scale, parts.lengths)
             return
         if len(base.shape) != 2 or len(left.shape) != 2 or len(right.shape) != 2:
-            raise unknown(self._path, name, "it is not a matrix")
+            shapes = f"{[*base.shape]}, and its factors B and A have {[*left.shape]} and {[*right.shape]}"
+            raise unknown(self._path, name, f"it has the shape {shapes}, but all three must be matrices")
         shape = left.shape[0], right.shape[1]
         turned = self._is_turned(module, pair, name, base)
         if (shape[::-1] if turned else shape) != base.shape:
@@ -449,7 +457,8 @@ class _Work:
         """Merge the factors of a convolution: the first is one too, and the second has kernels of one element."""
         left, right = pair.left, pair.right
         if left.shape[2:] != (1,) * (len(base.shape) - 2) or left.numel != left.shape[0] * left.shape[1]:
-            raise unknown(self._path, name, "its second factor is not a convolution with kernel size 1")
+            reason = f"its factor B has the shape {[*left.shape]}, which is not that of a convolution of kernel size 1"
+            raise unknown(self._path, name, reason)
         if (left.shape[0], *right.shape[1:]) != base.shape:
             raise self._other_shape(name, (left.shape[0], *right.shape[1:]), name)
         shape = base.shape[0], base.numel // base.shape[0]
@@ -482,9 +491,10 @@ class _Work:
     def _factor(self, module: str, left: LazyTensor, right: LazyTensor, experts: int = 1) -> float:
         rank, odd = divmod(left.shape[1], experts)
         if left.shape[1] != right.shape[0] or odd:
+            expected = f"the same multiple of its {experts} experts" if experts > 1 else "the same number"
             raise CorruptError(
-                f"{self._path}: the factors of {module!r} have {left.shape[1]} columns and {right.shape[0]} rows, "
-                "which do not match."
+                f"{self._path}: factor B of {module!r} has {count_of(left.shape[1], 'column')}, and factor A has "
+                f"{count_of(right.shape[0], 'row')}; {expected} was expected."
             )
         if left.shape[1] > MOST_RANK:
             reason = f"factors of rank {left.shape[1]:,}; at most {MOST_RANK:,} is supported"
@@ -544,7 +554,8 @@ class _Work:
             raise unknown(self._path, module, "it combines stacked experts with DoRA or a bias")
         for pair in parts.factors:
             if len(pair.left.shape) != 2 or len(pair.right.shape) != 2:
-                raise unknown(self._path, module, "its factors are not matrices")
+                shapes = f"{[*pair.left.shape]} and {[*pair.right.shape]}"
+                raise unknown(self._path, module, f"its factors B and A have the shapes {shapes}, but must be matrices")
         for pair, stack in self._fitting(module, parts.factors, stacks):
             self._experts(f"{module}.{stack}", pair, stacks[stack])
 
@@ -571,7 +582,8 @@ class _Work:
                 count = "none"
             if not fits:
                 raise CorruptError(
-                    f"{self._path}: the factors of {module!r} have shapes that match {count} of the stacked parameters "
+                    f"{self._path}: the factors of {module!r}, for a weight of shape "
+                    f"{[pairs[at].left.shape[0], pairs[at].right.shape[1]]}, match {count} of the stacked parameters "
                     f"{some(stacks)}."
                 )
             (name,) = fits
@@ -646,7 +658,7 @@ class _Work:
         if self._placed.has_other_layout(memory):
             return UsageError(
                 f"{self._path} has {memory!r}, for which transformers uses different layouts in files and in memory, "
-                f"but {self._base.path} has no tensor of that name.",
+                f"but {self._base.path} has no tensor {memory!r}.",
                 "Save the base with the names that transformers uses in memory: model.state_dict().",
             )
         if longer := next((name for name in self._base.tensors if name.endswith(f".{memory}")), ""):

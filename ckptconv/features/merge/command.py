@@ -15,7 +15,7 @@ OTHER_WORDS = {
 }
 # Messages on options of other programs.
 OTHER_OPTIONS = {
-    "--alpha --lora-alpha --scale --scaling --weight --weights": f"{SCALING} --adapter selects one of several.",
+    "--alpha --lora-alpha --scale --scaling --weight --weights": f"{SCALING} --adapter NAME selects an adapter.",
     "--base --base-model --base-model-path --base-model-name-or-path --adapter --adapter-path --adapter-name-or-path "
     "--adapter-model --peft-model --peft-model-id --lora --lora-path --lora-model --lora-weights --merge-lora "
     "--merge-and-unload --merge-weights": "Merge adapters with: ckptconv merge BASE ADAPTER OUTPUT.",

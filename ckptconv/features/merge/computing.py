@@ -52,7 +52,7 @@ def _merged(originals: Named, source: Source, options: Options) -> Named:
     is_same = all(name in base.tensors and base.tensors[name].shape == casts[name].shape for name in casts)
     if (is_same and not changes.untied) or described.structure is None:
         return merged
-    why = "an adapter adds tensors, or changes which tensors are tied."
+    why = "an adapter adds tensors, changes their shapes, or unties them."
     return merged.without_record(f"{source.path}: the structure record was left out: {why}")
 
 
@@ -63,10 +63,11 @@ def _check_globs(options: Options, base: Iterable[str], path: str, names: Iterab
             count = len(fnmatch.filter(names, glob))
             if count and not fnmatch.filter(base, glob):
                 raise UsageError(
-                    f"{option} {glob!r} selects tensors of the base and matches none, but it matches "
+                    f"{option} applies only to tensors of the base: {glob!r} matches none of these, but it matches "
                     f"{count_of(count, 'name')} of {path}.",
                     f"To merge a part of an adapter, convert that part first: ckptconv convert {shlex.quote(path)} "
-                    f"NEW/adapter_model.safetensors {option} {shlex.quote(glob)}, with its adapter_config.json in NEW.",
+                    f"NEW/adapter_model.safetensors {option} {shlex.quote(glob)}, and copy its adapter_config.json to "
+                    "NEW.",
                 )
 
 
@@ -83,7 +84,7 @@ def _other_models(changed: Collection[str], names: Iterable[str]) -> Iterator[st
     if len(keys) == 1 and others and (same | keys).intersection(MODEL_KEYS):
         yield (
             f"merged into {keys.pop()}: the tensors with the same names in {some(others, form=str)} stay unchanged. "
-            "Use --key to select another of these."
+            "To select one of these instead, use --key."
         )
 
 

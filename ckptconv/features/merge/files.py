@@ -158,8 +158,8 @@ def _without_configuration(path: str, names: Mapping[str, object]) -> UsageError
         )
     return UsageError(
         f"{path} is not an adapter: it has no {ADAPTER_CONFIG}.",
-        f"Copy the {ADAPTER_CONFIG} that PEFT wrote next to it, or write one with {KEYS}, as used in the training. "
-        f"{order}",
+        f"Copy the {ADAPTER_CONFIG} that PEFT wrote to the directory of the adapter, or write one with {KEYS} of the "
+        f"training run. {order}",
     )
 
 
@@ -186,7 +186,7 @@ class _Said:
 
     def number(self, name: str, value: Any) -> float:
         if type(value) not in (int, float) or not 0 < value <= _LARGEST:
-            raise self.wrong(name, value, f"a number from 1 to {_LARGEST}")
+            raise self.wrong(name, value, f"a number above 0, at most {_LARGEST},")
         return float(value)
 
     def numbers(self, name: str) -> dict[str, float]:
@@ -205,9 +205,9 @@ def _tokens(said: _Said) -> dict[str, tuple[int, ...]]:
     rows_of = value if isinstance(value, dict) else {"": value}
     for listed in rows_of.values():
         if not isinstance(listed, list) or any(type(row) is not int or row < 0 for row in listed):
-            raise said.wrong(name, value, "a list of rows, or an object of such lists by module,")
+            raise said.wrong(name, value, "a list of row numbers, or an object with one such list per module,")
         if len(set(listed)) != len(listed):
-            raise said.wrong(name, value, "every row at most once")
+            raise said.wrong(name, value, "each row at most once")
     return {key: tuple(rows) for key, rows in rows_of.items()}
 
 
@@ -222,8 +222,8 @@ def _scale(said: _Said) -> Scale:
         raise UnsupportedError(f"{file} sets {some(unknown)}, which is not supported.")
     if (begun := config.get("init_lora_weights")) not in _BEGINNINGS:
         raise UnsupportedError(
-            f"{file} has init_lora_weights {brief(begun)}, which subtracts the product of the factors from the base: "
-            "the adapter cannot be merged into the unchanged base.",
+            f"{file} has init_lora_weights {brief(begun)}, which subtracts the product of the factors from the base, "
+            "so the adapter cannot be merged into the unchanged base.",
             "Save the adapter again with PEFT's save_pretrained(..., path_initial_model_for_weight_conversion=...).",
         )
     return Scale(
@@ -257,9 +257,12 @@ def settled(scale: Scale, names: Sequence[str]) -> dict[str, tuple[float, float]
                 [[f"(.*\\.)?({pattern})$" for pattern in own_patterns] for own_patterns in patterns], names
             )
         except (ExpressionError, LimitsError) as error:
-            why = ("are not regular expressions") if isinstance(error, ExpressionError) else "take too long to match"
+            why = "is not a regular expression" if isinstance(error, ExpressionError) else "takes too long to match"
             every = list(dict.fromkeys(itertools.chain(*patterns)))
-            raise UnsupportedError(f"{ADAPTER_CONFIG} has patterns that {why}: {some(every, 3)}.") from error
+            raise UnsupportedError(
+                f"A pattern of rank_pattern or alpha_pattern in {ADAPTER_CONFIG} {why}; the patterns are "
+                f"{some(every, 3)}."
+            ) from error
     ranks, alphas = (
         [default if number is None else values[own_patterns[number]] for number in numbers]
         for (values, default), own_patterns, numbers in zip(tables, patterns, first, strict=True)
@@ -283,7 +286,7 @@ def factor(scale: Scale, stated: tuple[float, float], name: str, rank: int) -> f
     r, alpha = stated
     if r != rank:
         raise CorruptError(
-            f"The factors of {name!r} have rank {rank}, but {ADAPTER_CONFIG} specifies {r:g}.",
+            f"The factors of {name!r} have rank {rank}, but {ADAPTER_CONFIG} specifies rank {r:g}.",
             "The adapter is damaged, or its configuration belongs to another adapter.",
         )
     return alpha / (r**0.5 if scale.rooted else r)

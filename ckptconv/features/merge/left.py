@@ -38,7 +38,7 @@ def with_left(
         if others:
             warnings.append(
                 f"{beside.directory} has its own {some(others, len(others), str)}, but the output has the tokenizer "
-                "and the chat template of the base. If the training changed these, copy those of the adapter to "
-                "OUTPUT."
+                "and the chat template of the base. If the training run changed these, copy the files of the adapter "
+                "to OUTPUT."
             )
     return source._replace(warnings=[*source.warnings, *warnings]), target

@@ -72,14 +72,15 @@ def parsed(path: str, tensors: Mapping[str, LazyTensor], wanted: str = "") -> di
     for full in tensors:
         before, prefix, name = full.rpartition(PREFIX)
         if not prefix or (before and not before.endswith(".")) or len(full) > _LONGEST:
-            raise unknown(path, full, f"its name has no {PREFIX}")
+            reason = f"{PREFIX} was expected at its beginning or after a dot"
+            raise unknown(path, full, f"its name is too long ({len(full):,})" if len(full) > _LONGEST else reason)
         prefixes.setdefault(before, full)
         places[full] = place = _place(path, full, name)
         if place.adapter is not None:
             adapters.setdefault(place.adapter, full)
     if len(prefixes) > 1:
         raise CorruptError(
-            f"{path} contains several models: the names {some([*prefixes.values()], 2)} have different prefixes.",
+            f"{path} contains several models: {some([*prefixes.values()], 2)} have different prefixes before {PREFIX}",
             "Save only the adapted model.",
         )
     chosen = _chosen(path, adapters, wanted)
@@ -149,7 +150,7 @@ def _chosen(path: str, adapters: Mapping[str, str], wanted: str) -> str:
     if wanted and wanted != _DEFAULT and wanted not in path.split("/")[-2:]:
         raise UsageError(
             f"{path} has no adapter {brief(wanted)}: it contains one adapter, without a name.",
-            "Omit --adapter, or give the directory of that adapter.",
+            f"Omit --adapter, or specify the directory of {brief(wanted)} as ADAPTER.",
         )
     if len(names) > 1:
         if "" in adapters:
@@ -207,11 +208,12 @@ def _factors(path: str, module: str, parts: Mapping[_Part, tuple[str, LazyTensor
         raise CorruptError(f"{path} has {first!r} and {differing!r}, but only one of them is for an embedding.")
     sides = {part.which: named_tensor for part, named_tensor in parts.items()}
     if "A" not in sides or "B" not in sides:
-        raise CorruptError(f"{path} has only one of the two factors of {module!r}.")
+        full = next(iter(parts.values()))[0]
+        raise CorruptError(f"{path} has {full!r}, but not both factors (A and B) of {module!r}.")
     for full, tensor in (sides["A"], sides["B"]):
         if len(tensor.shape) < 2 or not tensor.numel:
             raise CorruptError(
-                f"{path}: {full!r} has the shape {list(tensor.shape)}, but a matrix was expected.",
+                f"{path}: {full!r} has the shape {list(tensor.shape)}, but a matrix with elements was expected.",
                 "Training with sharded parameters (ZeRO-3, FSDP) saves such factors if the parameters are not gathered "
                 "first.",
             )

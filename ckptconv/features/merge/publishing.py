@@ -32,10 +32,7 @@ def untrue(config: Mapping[str, Any] | None, weights: Weights) -> Iterator[str]:
             f"The output contains only {count_of(len(every), 'LoRA factor')}, but has the file name of a model. No "
             "program loads such a file."
         )
-        advice = (
-            f"PEFT loads adapter_model.safetensors with an {ADAPTER_CONFIG} next to it: use this name as OUTPUT, and "
-            f"copy the {ADAPTER_CONFIG}."
-        )
+        advice = f"For PEFT, name OUTPUT adapter_model.safetensors, and copy {ADAPTER_CONFIG} next to it."
         if weights.publishing:
             raise UsageError(fact, advice)
         yield f"{fact} {advice}"
@@ -47,11 +44,12 @@ def untrue(config: Mapping[str, Any] | None, weights: Weights) -> Iterator[str]:
         f"{count_of(len(others), 'other tensor') if others else 'nothing else'}. No program loads these as a model."
     )
     advice = (
-        f"Merge them: ckptconv merge BASE INPUT OUTPUT. BASE is the model before the training; INPUT needs {_NEEDED}. "
-        f"For the adapter alone: {_selecting(adapter, weights.before)}, with adapter_model.safetensors as OUTPUT."
+        f"To merge the factors, use ckptconv merge BASE INPUT OUTPUT. BASE is the model before the training run; INPUT "
+        f"needs {_NEEDED}. To write the adapter alone, name OUTPUT adapter_model.safetensors, and use "
+        f"{_selecting(adapter, weights.before)}."
         if others
-        else "PEFT loads adapter_model.safetensors, with tensor names that do not contain the name of the adapter: use "
-        f"this file name as OUTPUT, and {_selecting(adapter, weights.before)}. PEFT needs {_NEEDED}."
+        else "For PEFT, name OUTPUT adapter_model.safetensors, and remove the name of the adapter from the names of "
+        f"tensors with {_selecting(adapter, weights.before)}. PEFT needs {_NEEDED}."
     )
     if weights.publishing:
         raise UsageError(fact, advice)
@@ -65,8 +63,8 @@ def _of_left_out(weights: Weights) -> Iterator[str]:
         if left:
             yield (
                 f"The output has the factors of the adapter {quoted(adapter)}, but lacks "
-                f"{count_of(len(left), 'tensor')} that belong to them, such as {quoted(left[0])}. PEFT saves all of "
-                f"these together: {_selecting(adapter, weights.before)}."
+                f"{count_of(len(left), 'other tensor')} of this adapter, such as {quoted(left[0])}. To select all "
+                f"tensors that PEFT saves together, use {_selecting(adapter, weights.before)}."
             )
 
 

@@ -90,4 +90,4 @@ def _matched(key: str, named: str | tuple[str, ...], modules: Sequence[str]) -> 
 
 
 def _unknown(key: str, file: object) -> UnsupportedError:
-    return UnsupportedError(f"{file}: its {key} is not supported.")
+    return UnsupportedError(f"{file}: the value of its {key} is not supported.")

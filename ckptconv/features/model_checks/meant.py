@@ -68,5 +68,6 @@ def told(source: Source, left: Mapping[str, str]) -> Told:
         )
     folders = [path for path, why in left.items() if why == FOLDER and is_checkpoint(Location(path, {}))]
     verb = "is a checkpoint" if len(folders) == 1 else "are checkpoints"
-    warnings = [f"{some(folders, form=str)} {verb} too, but not read. To convert it, give its path."] if folders else []
+    how = "To convert it, give its path." if len(folders) == 1 else "To convert one of them, give its path."
+    warnings = [f"{some(folders, form=str)} {verb} too, but not read. {how}"] if folders else []
     return Told([f"The weights are those of {join(source.path, read[0])}."], warnings)

@@ -37,7 +37,8 @@ def untrue(
         return
     for key, count in experts_in(config):
         if sizes and count not in sizes:
-            yield f"config.json has {key} {count}, but the output has {min(sizes)} experts in each layer."
+            has = " or ".join(map(str, sorted(sizes)))
+            yield f"config.json has {key} {count}, but the number of experts in a layer of the output is {has}."
 
 
 def of_vocabulary(
@@ -54,8 +55,8 @@ def of_vocabulary(
         key, size, _ = stated[0]
         yield (
             f"config.json has {key} {size}, but {embeddings[0]!r} of the output has {rows[embeddings[0]]} rows, which "
-            "loaders refuse for most models. If the training resized the vocabulary, correct config.json, and use the "
-            "tokenizer of the training."
+            "loaders refuse for most models. If the training run resized the vocabulary, correct config.json, and use "
+            "the tokenizer of that run."
         )
 
 

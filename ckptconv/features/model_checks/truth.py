@@ -43,7 +43,7 @@ def untrue(config: Mapping[str, Any] | None, weights: Weights) -> Iterator[str]:
         is_removable = whole.endswith(prefix) and ends.issuperset(name.removeprefix(prefix) for name in tensors)
         advice = f"Give --strip-prefix {whole}" if is_removable else "Give names without it with --rename"
         raise UsageError(
-            f"All names of the output begin with {prefix!r}, the prefix of a model wrapper: programs would not find "
+            f"All names of the output begin with {prefix!r}, the prefix of a model wrapper, so programs would not find "
             "the weights.",
             f"{advice}, or omit --for-hub to keep the names.",
         )

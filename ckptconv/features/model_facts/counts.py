@@ -11,7 +11,7 @@ from typing import Any
 
 from ckptconv.errors import CorruptError
 from ckptconv.features.configs.configs import QUANTIZING
-from ckptconv.text import some
+from ckptconv.text import count_of, some
 
 # Keys that count layers, those of them that predict further tokens, experts, and the experts that a token takes.
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
@@ -74,7 +74,7 @@ def layers_in(config: Mapping[str, Any] | None, total: int, path: str) -> int:
     possible = (total, total - further)
     if wrong := next((key for key, value in counts.items() if value not in possible), None):
         raise CorruptError(
-            f"config.json has {wrong} {counts[wrong]}, but the weights of {path} have {total} layers.",
+            f"config.json has {wrong} {counts[wrong]}, but the weights of {path} have {count_of(total, 'layer')}.",
             "Correct config.json, or convert the whole checkpoint.",
         )
     if len({*counts.values()}) > 1:

@@ -82,7 +82,7 @@ class Editor:
             raise CorruptError(
                 f"config.json does not specify the number of {noun}, {number} in the weights: it has neither "
                 f"{some(keys, form=str)} nor a list with an entry for each.",
-                "Give the configuration of the model with --config FILE, or omit it from the output with "
+                "Specify the configuration of the model with --config FILE, or omit config.json from the output with "
                 "--no-copy-config.",
             )
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.tensors.lazy import LazyTensor
-from ckptconv.text import some
+from ckptconv.text import count_of, some
 
 # Words of a path: of the modules that hold layers by number, and of components other than the language model.
 LAYER_WORDS = ("layers", "layer", "h", "blocks", "block")
@@ -137,9 +137,9 @@ def check_layers(names: Iterable[str], stack: Stack, kept: Sequence[int], count:
         if old != new and bool(more) != bool(less) and within.count(within[old]) == 1:
             different = some(sorted(more or less), 3, str)
             raise UnsupportedError(
-                f"{path}: layer {old}, the {end} one, has {'' if more else 'no '}{different}, unlike layer {new}: "
-                f"programs recognize such a layer by its position, but layer {new} would be the {end} one of the part.",
-                f"Keep layer {old} as the {end} one.",
+                f"{path}: layer {old}, the {end} layer, has {'' if more else 'no '}{different}, unlike layer {new}. "
+                f"Programs recognize such a layer by its position, but layer {new} would be the {end} one of the part.",
+                f"Keep layer {old} as the {end} layer.",
             )
 
 
@@ -250,7 +250,7 @@ def _experts(module: str, shapes: Mapping[str, tuple[int, ...]], path: str) -> E
 
 def _unknown(path: str, name: str, shape: Sequence[int], module: str, count: int) -> UnsupportedError:
     return UnsupportedError(
-        f"{path}: {name} has the shape {list(shape)}, but {module} has {count} experts: it is not known which rows "
-        "belong to which expert.",
+        f"{path}: {name} has the shape {list(shape)}, but {module} has {count_of(count, 'expert')}, so it is not known "
+        "which rows belong to which expert.",
         f"Exclude the tensor with --exclude {name}, or convert without --experts.",
     )

@@ -12,7 +12,7 @@ from ckptconv.features.model_parts.facts import Facts, Renaming
 from ckptconv.features.model_parts.numbers import runs_of, text_of
 from ckptconv.formats.coded import parts_among
 from ckptconv.tensors.lazy import Concat, LazyTensor, Narrow
-from ckptconv.text import some
+from ckptconv.text import count_of, some
 
 
 class Asked(NamedTuple):
@@ -163,7 +163,7 @@ def _experts(
         raise UsageError(f"{path} has no experts.", "Omit --experts.")
     if len(lists) not in (1, len(modules)):
         raise UsageError(
-            f"--experts has {len(lists)} lists, but {len(modules)} modules of {path} have experts: "
+            f"--experts has {len(lists)} lists, but {path} has {count_of(len(modules), 'module')} with experts: "
             f"{some([module.module for module in modules], 2)}.",
             "Give one list for all modules, or one list per module, in the order of the layers.",
         )
@@ -172,7 +172,7 @@ def _experts(
     if len(counts) > 1 or len(lengths) > 1:
         sizes, said = (counts, f"{path} has layers") if len(counts) > 1 else (lengths, "--experts has lists")
         raise UsageError(
-            f"{said} of {some(sorted(sizes), form=str)} experts, but a configuration has one number for all layers.",
+            f"{said} of {some(sorted(sizes), form=str)} experts, but config.json has one number for all layers.",
             "Use a model whose layers all have the same number of experts, and keep the same number in each layer.",
         )
     renumbered: dict[str, Mapping[int, int]] = {}

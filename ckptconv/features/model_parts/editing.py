@@ -22,7 +22,7 @@ from ckptconv.features.model_parts import patterns
 from ckptconv.features.model_parts.facts import Facts
 from ckptconv.features.model_parts.numbers import text_of
 from ckptconv.features.model_parts.rules import KINDS, MLPS, PERIODIC, PERIODS, RULES, in_period
-from ckptconv.text import brief, some
+from ckptconv.text import brief, count_of, some
 
 # Words of lists that have nothing to do with layers; of rules over the numbers of layers, and of
 # computing with them.
@@ -62,8 +62,8 @@ def edited(config: Mapping[str, Any], facts: Facts, path: str = "") -> Edited:
         raise UsageError(
             f"{path or 'config.json'} has no configuration of its {component} component, such as {component}_config"
             f"{others}.",
-            f"Write the configuration of the {component} component alone, as of a model of its own, with its "
-            "model_type, to a file, and give it with --config FILE; or omit it from the output with --no-copy-config.",
+            f"Write the configuration of the {component} component alone, with its model_type, to a file, and specify "
+            "the file with --config FILE; or omit config.json from the output with --no-copy-config.",
         )
     if key:
         editor.rows.append(Row(WHOLE, "configuration of the whole model", key))
@@ -74,7 +74,7 @@ def edited(config: Mapping[str, Any], facts: Facts, path: str = "") -> Edited:
             # Programs write a head only where it is not the embeddings.
             config[_TIED] = editor.changed(_TIED, config.get(_TIED), not facts.has_head)
         if "architectures" not in config:
-            editor.notes.append(f"{key} has no architectures: AutoModel uses its model_type.")
+            editor.notes.append(f"{key} has no architectures, so AutoModel uses its model_type.")
     return editor.edited(editor.of(config))
 
 
@@ -160,8 +160,8 @@ class _Editor(Editor):
             return self._listed(where, value, scope, lists)
         if _WINDOW.fullmatch(key) and value and not facts.is_beginning and not self._has_kinds(scope):
             self.warnings.append(
-                f"config.json has {where} {value}, but does not specify the layers: programs that select layers by "
-                "number, as for Gemma 2, will select others in the part than in the model."
+                f"config.json has {where} {value}, but does not list the layers with this window. Programs that select "
+                "these by number, as for Gemma 2, will select other layers in the part than in the model."
             )
         return value
 
@@ -196,7 +196,7 @@ class _Editor(Editor):
         if not said:
             raise self._untrue(where, value)
         self.notes.append(
-            f"{where} {brief(value)} of config.json was not changed, because {said} specifies it for each layer."
+            f"{where} {brief(value)} of config.json was not changed, because programs use the list {said} instead."
         )
         return value
 
@@ -209,8 +209,9 @@ class _Editor(Editor):
             groups = [[kept.index(layer) for layer in group if layer in kept] for group in value]
             if any(new != sorted(new) or len(new) not in (0, len(old)) for new, old in zip(groups, value, strict=True)):
                 raise UsageError(
-                    f"config.json has {where} {brief(value)}: the layers of a group use results of its first layer.",
-                    "Keep all layers of a group in their order, or none.",
+                    f"config.json has {where} {brief(value)}, but the part contains some layers of a group without "
+                    "the others, or in another order. The layers of a group use results of its first layer.",
+                    "Keep all layers of each group in their order, or none.",
                 )
             return [*filter(None, groups)]
         # A list of two layers' zeros and ones has an entry for each.
@@ -222,8 +223,8 @@ class _Editor(Editor):
             entries = [value[layer] for layer in (kept if len(value) == facts.total else facts.kept_layers)]
             if entries[0] == _TAKEN != value[0]:
                 raise UsageError(
-                    f"config.json has {where} {_TAKEN!r} for layer {kept[0]}: this layer uses results of an earlier "
-                    "layer.",
+                    f"config.json has {where} {_TAKEN!r} for layer {kept[0]}, which would be the first layer of the "
+                    "part. This layer uses results of an earlier layer.",
                     "Keep the earlier layer too.",
                 )
             last = value[facts.kept_layers[-1]]
@@ -249,15 +250,16 @@ class _Editor(Editor):
     def _untrue(self, where: str, value: Any) -> UsageError:
         layers = text_of(self._facts.kept_layers)
         return UsageError(
-            f"config.json has {where} {brief(value)}, a rule for the numbers of layers. No value of it is correct for "
-            f"layers {layers} as 0 to {len(self._facts.kept_layers) - 1}.",
+            f"config.json has {where} {brief(value)}, a rule that selects layers by number. No value is known to be "
+            f"correct if layers {layers} are renumbered from 0.",
             "Keep the first layers, such as --layers 0-3, or omit config.json with --no-copy-config.",
         )
 
     def _unfit(self, where: str, value: Sequence[Any]) -> CorruptError:
         return CorruptError(
-            f"config.json has {len(value)} entries in {where}, {brief(value)}, but the weights have "
-            f"{self._facts.layers} layers: the entries are neither one per layer nor numbers of layers from 0.",
+            f"config.json: {where} has length {len(value)} ({brief(value)}), but the weights have "
+            f"{count_of(self._facts.layers, 'layer')}. Its entries are neither one per layer nor numbers of layers "
+            "from 0.",
             "Correct config.json, or omit it with --no-copy-config.",
         )
 
@@ -268,7 +270,8 @@ class _Editor(Editor):
         if key in counts.EXPERTS and {*map(type, numbers)} == {int} and max(numbers) > 1:
             if {*numbers} - {0, 1, before}:
                 raise CorruptError(
-                    f"config.json has {where} {brief(value)}, but the weights have {before} experts in each layer.",
+                    f"config.json has {where} {brief(value)}, but the weights have {count_of(before, 'expert')} in "
+                    "each layer.",
                     "Correct config.json.",
                 )
             self.counted.add("experts")
@@ -281,28 +284,30 @@ class _Editor(Editor):
         )
         if is_taken and value > after:
             raise UsageError(
-                f"config.json has {where} {value}, but the part has {after} experts in each layer.",
+                f"config.json has {where} {value}, but the part has {count_of(after, 'expert')} in each layer.",
                 f"Keep at least {value} experts.",
             )
         if key in ("n_group", "num_expert_group") and value > 0:
             if after % value:
                 raise UsageError(
-                    f"config.json has {where} {value}, which does not divide the {after} experts of the part.",
+                    f"config.json has {where} {value}, but the part has {count_of(after, 'expert')} in each layer, "
+                    f"which is not a multiple of {value}.",
                     f"Keep a multiple of {value} experts.",
                 )
             groups = scope.get("topk_group")
             taken = next((scope[name] for name in counts.PER_TOKEN if type(scope.get(name)) is int), 0)
             if type(groups) is int and groups > 0 and taken > groups * (after // value):
                 raise UsageError(
-                    f"config.json specifies that a token uses {taken} experts of {groups} groups, but the part has "
-                    f"{after // value} experts in each of its {value} groups ({where}).",
+                    f"config.json specifies that a token uses {count_of(taken, 'expert')} of "
+                    f"{count_of(groups, 'group')}, but the part has only {count_of(after // value, 'expert')} in each "
+                    f"of its {count_of(value, 'group')} ({where}).",
                     "Keep more experts.",
                 )
             pairs = (pair for numbers in self._facts.renaming.experts.values() for pair in numbers.items())
             if any(old * value // before != new * value // after for old, new in pairs):
                 self.warnings.append(
-                    f"config.json has {where} {value}, and experts of one group of the model are in several groups of "
-                    "the part. For the routing of the model, keep the same number of experts in each group, in the "
+                    f"config.json has {where} {value}, but some groups of the part contain experts of several groups "
+                    "of the model. For the routing of the model, keep the same number of experts in each group, in the "
                     "order of the groups."
                 )
         return value

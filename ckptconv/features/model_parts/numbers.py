@@ -21,7 +21,8 @@ def numbers_in(text: str, called: str = "") -> list[int]:
         first, dash, last = part.partition("-")
         last = last if dash else first
         if not (first.isdecimal() and last.isdecimal() and len(last) < 8 and int(first) <= int(last) < _MOST):
-            raise UsageError(f"{called} {brief(text)} is not a list of numbers.", _HOW)
+            wrong = f"{brief(part)} is neither a number below {_MOST:,} nor an ascending range of such numbers"
+            raise UsageError(f"{called} {brief(text)} is not a list of numbers: {wrong}.", _HOW)
         numbers += range(int(first), int(last) + 1)
         if len(numbers) > _MOST:
             raise UsageError(f"{called} {brief(text)} has more than {_MOST:,} numbers.", _HOW)
@@ -79,6 +80,7 @@ def _in_file(path: str, called: str) -> Any:
         raise UsageError(f"{called}: {path} is not valid JSON: {error}.") from error
     if not isinstance(value, list) or not value:
         raise UsageError(
-            f"{called}: {path} contains no list of experts.", "Write a list of numbers, or a list of lists of numbers."
+            f"{called}: {path} contains {brief(value)}, but a list of experts was expected.",
+            "Write a list of numbers, or a list of lists of numbers.",
         )
     return value

@@ -86,8 +86,8 @@ def _parted(chosen: Selected, source: Source, options: Options, reference: Selec
         return chosen_part
     if not any(key in (chosen_part.edit or dict)(source.config) for key in configs.QUANTIZING):
         raise UsageError(
-            f"Only {QUANTIZED}, not config.json, specifies how the weights of {source.path} are quantized, but its "
-            "names cannot be changed to those of a part.",
+            f"Only {QUANTIZED}, not config.json, specifies how the weights of {source.path} are quantized, but the "
+            f"names in {QUANTIZED} cannot be changed to those of a part.",
             "Use --dequantize, or omit config.json with --no-copy-config.",
         )
     return chosen_part
@@ -130,8 +130,9 @@ def _states(source: Source, states: Mapping[str, Any], groups: Sequence[Any], ti
         )
     options = [f"--{name}" for name in part.options]
     raise UsageError(
-        f"{some(options, form=str)} selects a part of the weights, but the optimizer states belong to all weights.",
-        "Convert the states without this option.",
+        f"A part of the weights was selected with {some(options, form=str)}, but the optimizer states belong to all "
+        "weights.",
+        "Convert the states without selecting a part.",
     )
 
 

@@ -26,7 +26,7 @@ from ckptconv.formats.torch.container import Taken
 from ckptconv.pickles.children import MAPPINGS, is_tensor, walk
 from ckptconv.pickles.nodes import Global, Opaque, class_of
 from ckptconv.tensors.lazy import Tagged
-from ckptconv.text import brief, some
+from ckptconv.text import brief, count_of, some
 
 # A module's parameters, buffers and submodules.
 _FIELDS = ("_parameters", "_buffers", "_modules")
@@ -227,7 +227,7 @@ class _Modules:
         """Yield how the state dict that the classes would give may differ."""
         if self._hooked:
             yield (
-                f"{len(self._hooked)} modules have hooks that may change a state dict. The hooks were not run: "
+                f"Hooks of {count_of(len(self._hooked), 'module')} may change a state dict, and were not run: "
                 f"{some(self._hooked, form=str)}. Tensors have the names of the parameters and buffers."
             )
 

@@ -22,7 +22,7 @@ from ckptconv.formats.source import Defaults, Source, Wanted
 from ckptconv.storage.location import Location
 from ckptconv.tensors.lazy import LazyTensor, Stored
 from ckptconv.tensors.slices import Span, sliced
-from ckptconv.text import quoted, some
+from ckptconv.text import count_of, quoted, some
 
 FAMILY = "safetensors"
 CONFIG, MODEL = "model_config.json", "model"
@@ -82,7 +82,7 @@ def read(place: Location, wanted: Wanted) -> Source:
     if not weights:
         raise CorruptError(f"{place.join(MODEL)} contains no nanotron parameters.")
     notes = (
-        [f"Left out: {_UNDECAYED} of {undecayed} parameters, which only nanotron's optimizer uses."]
+        [f"Left out: {_UNDECAYED} of {count_of(undecayed, 'parameter')}, which only nanotron's optimizer uses."]
         if undecayed
         else []
     )
@@ -206,7 +206,7 @@ def _joined(
         raise CorruptError(f"{place}: the files of {quoted(name)} come from different saves: {_names(parts)}.")
     if missing:
         raise CorruptError(
-            f"{place} lacks the parts of {quoted(name)} of tensor-parallel rank {some(missing, form=str)}.",
+            f"{place} lacks parts of {quoted(name)}, from these tensor-parallel ranks: {some(missing, form=str)}.",
             "Copy the files of all ranks.",
         )
     dtypes = {tile.tensor.dtype for tile in tiles}

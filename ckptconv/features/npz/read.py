@@ -32,7 +32,7 @@ _SUFFIX, _MAGIC = ".npy", b"\x93NUMPY"
 _LENGTHS = {(1, 0): 2, (2, 0): 4, (3, 0): 4}
 _USUAL, _LONGEST = 128, 1 << 16
 # Advice on arrays whose dtype numpy does not write.
-_INSTEAD = "save the array as float32, or use safetensors.flax.save_file, which keeps the dtype."
+_INSTEAD = "Save the array as float32, or use safetensors.flax.save_file, which keeps the dtype."
 # torch's limit.
 _MAX_DIMS = 64
 _HEADER = re.compile(
@@ -85,7 +85,8 @@ def _array(archive: Archive, name: str, row: int) -> LazyTensor:
         raise CorruptError(f"{where} is not an array: it begins with {head[:12]!r}.")
     start = 8 + size + int.from_bytes(head[8 : 8 + size], "little")
     if start > min(_LONGEST, archive.sizes[row]):
-        raise CorruptError(f"{where} has a header of {start} bytes, but only {archive.sizes[row]} bytes in all.")
+        most = f"a header can have at most {_LONGEST}, and the member has {archive.sizes[row]}"
+        raise CorruptError(f"{where} has a header of {start} bytes, but {most}.")
     text = (head if len(head) >= start else _beginning(archive, name, start))[8 + size : start].decode("latin-1")
     header = _HEADER.fullmatch(text)
     if header is None:
@@ -98,7 +99,7 @@ def _array(archive: Archive, name: str, row: int) -> LazyTensor:
     if known is None:
         objects = ", Python objects" if kind == "O" else ""
         nameless = {"V1": "float8", "V2": "bfloat16"}.get(kind)
-        hint = f"numpy stores JAX's {nameless} as {kind}: {_INSTEAD}" if nameless else ""
+        hint = f"numpy stores JAX's {nameless} as {kind}. {_INSTEAD}" if nameless else ""
         raise UnsupportedError(f"{where} has elements of {quoted(kind)}{objects}, which tensors do not support.", hint)
     dtype, shape = DTYPES[known], tuple(int(extent) for extent in re.findall(r"\d+", extents))
     if len(shape) > _MAX_DIMS or ("," not in extents and len(shape) == 1):

@@ -67,7 +67,8 @@ class Database:
             packed, count = packed + sum(node.value.length for node in level), sum(node.keys for node in level)
             if packed > _MOST_NODES or count > _MOST_KEYS:
                 raise LimitError(
-                    f"{self._where} has {count} keys, in nodes of {packed} bytes, which exceeds the limit."
+                    f"{self._where} has {count} keys, in nodes of {packed} bytes; at most {_MOST_KEYS} keys and "
+                    f"{_MOST_NODES} bytes are supported."
                 )
             below: list[_Node] = []
             for node, data in zip(level, self._files.contents([node.value for node in level]), strict=True):
@@ -81,8 +82,8 @@ class Database:
                 memory += body.nbytes
                 if memory > _GROWTH * packed + _ROOM:
                     raise LimitError(
-                        f"{self._where} has nodes of {packed} bytes, which unpack to {memory} bytes. This exceeds "
-                        "the limit."
+                        f"{self._where} has nodes of {packed} bytes, which unpack to {memory} bytes; at most "
+                        f"{_GROWTH * packed + _ROOM} are supported."
                     )
             level = below
         try:

@@ -123,7 +123,7 @@ class Body:
         """Read the table of data files, whose paths begin at the directory `base`."""
         count = self.varint()
         if count > _MOST_FILES:
-            raise LimitError(f"{self.where} refers to {count} data files, which exceeds the limit.")
+            raise LimitError(f"{self.where} refers to {count} data files; at most {_MOST_FILES} are supported.")
         words, cuts = self.words(count, cut=True)
         try:
             self.files = [

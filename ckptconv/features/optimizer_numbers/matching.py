@@ -12,7 +12,7 @@ from ckptconv.features.optimizer_numbers.orders import in_order, of_files
 from ckptconv.features.optimizer_states.numbering import Model, Named, Numbers, Order
 from ckptconv.formats.source import OF_REFERENCE
 from ckptconv.formats.wrappers import wrapper
-from ckptconv.text import some
+from ckptconv.text import count_of, some
 
 # The most comparisons of numbered parameters with the model's.
 _MOST = 1 << 20
@@ -125,7 +125,7 @@ def attempted(numbers: Numbers, model: Model, reasons: list[str]) -> Named | Non
 def _misfit(numbers: Numbers, model: Model, order: Order) -> str:
     """Return why an order gives no names."""
     unknown = [name for name in called(model, itertools.chain(order.names, *order.groups)) if name not in model.shapes]
-    left = f"; {some(unknown)} are not names of weights: use the names in the weights' file" if unknown else ""
+    left = f". These are not names of weights: {some(unknown)}. Use the names in the weights' file" if unknown else ""
     ways_to_fit = "more than one way" if _is_ambiguous(numbers, model, order) else "no way"
     subject = order.source.removeprefix("the order ")
     preposition = "" if subject != order.source else "of " if order.architecture else "in "
@@ -142,8 +142,8 @@ def refusal(numbers: Numbers, model: Model, where: str, why: str, is_ambiguous: 
         alone = "a file with the names of the optimizer's parameters only, in the optimizer's order, one per line"
         hint = f"Specify their names with --order: {alone}; or {_LAST}"
     return UnsupportedError(
-        f"{where} numbers its {_total(numbers)} parameters{groups}, and the model has {len(model.shapes)} tensors. "
-        f"The states cannot be matched to parameters: {why}.",
+        f"{where} numbers its {count_of(_total(numbers), 'parameter')}{groups}, and the model has "
+        f"{count_of(len(model.shapes), 'tensor')}. The states cannot be matched to parameters: {why}.",
         f"{hint} In Python, ckptconv.open(PATH).tree contains the states by number.",
     )
 

@@ -14,7 +14,7 @@ from ckptconv.text import brief, parse_path
 def _order(value: Any, called: str) -> str:
     if isinstance(value, (list, tuple)):
         hint = "Write the names to a file with json.dump, and give its path."
-        raise UsageError(f"{called} {brief(value)} is no path of a file.", hint)
+        raise UsageError(f"{called} {brief(value)} is a list, but a path was expected.", hint)
     return parse_path(value, called)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ _MOST = 64 << 20
 # The prefixes of the names of inputs: those of --order, and those of an adapter's base.
 _ASKED, _OF_BASE = "--order/", "base/"
 # The hint for an adapter whose base is not local: nothing is fetched for it.
-_BASE = "--order accepts a directory with its config.json"
+_BASE = "--order accepts a directory with the config.json of the base model"
 
 
 def completed(model: Model) -> Model:
@@ -81,7 +82,8 @@ def configured(place: Location) -> Configured:
             read = Location(base).join(CONFIG)
             config = configs.known(read)
         if config is None:
-            return Configured("", f"{place.join(ADAPTER_CONFIG)} specifies no local base model ({_BASE})")
+            where = place.join(ADAPTER_CONFIG)
+            return Configured("", f"{where} specifies no local base model with a {CONFIG} ({_BASE})")
     if config is None:
         return Configured("", f"the directory contains no {CONFIG}")
     if config.get("auto_map"):
@@ -127,7 +129,8 @@ def order_at(path: str, reaching: Mapping[str, Any]) -> Order:
         if not texts or not all(type(name) is str for name in texts):
             raise UsageError(f"{path} is neither a list of names nor a list with one such list per parameter group.")
         if len({*texts}) < len(texts):
-            raise UsageError(f"{path} lists a parameter twice.")
+            twice = next(name for name, count in Counter(texts).items() if count > 1)
+            raise UsageError(f"{path} lists the parameter {twice[:100]!r} more than once.")
         names_given = {"groups": names} if grouped else {"names": texts}
         return Order(source, is_asked=True, inputs=_identified(_ASKED, place), **names_given)
     if place.kind == "directory" or place.name == CONFIG:

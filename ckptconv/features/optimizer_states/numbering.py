@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ckptconv.errors import UnsupportedError
 from ckptconv.formats import registered
 from ckptconv.process import lacking, needed, of_feature
+from ckptconv.text import count_of
 
 if TYPE_CHECKING:
     from ckptconv.storage.location import Location
@@ -80,7 +81,8 @@ class Named(NamedTuple):
     @property
     def notes(self) -> list[str]:
         """Notes for the user on the source of the names."""
-        left = f" Of the parameters, {self.left} have no name there; their states are left out." if self.left else ""
+        unnamed = count_of(self.left, "parameter")
+        left = f" The states of {unnamed} without a name there are left out." if self.left else ""
         return [f"{NAMED} {self.source}.{left}"] if self.source else []
 
 

@@ -112,5 +112,5 @@ def tree_of(leaves: Iterable[tuple[Leaf, Any]], where: str) -> Any:
     for part in parts:
         *holder, last = part
         if type(last) is int and last and (*holder, last - 1) not in parts:
-            raise CorruptError(f"{where}: {shown(part)} is in a list that lacks the preceding item.")
+            raise CorruptError(f"{where}: {shown(part)} is in a list without item {last - 1}.")
     return nest(values, where)

@@ -66,7 +66,7 @@ def description(
     if members["plan"] != plan_id or kind not in kinds:
         raise ValueError(f"it does not belong to the plan {plan_id}, or its kind of output is not {' or '.join(kinds)}")
     if not 0 < parts <= _MOST_PARTS:
-        raise ValueError(f"it has {parts} parts")
+        raise ValueError(f"its number of parts is {parts}; expected 1 to {_MOST_PARTS:,}")
     check_heading(members["heading"])
     if members["heading"]["plan"] != plan_id:
         raise ValueError("its heading belongs to another plan")

@@ -271,8 +271,8 @@ def _collected(planned: _Planned, staging: Staging) -> dict[str, FinishedFile]:
     for name, _, count in planned.plan.files:
         if name in records and len(records[name].crcs) != count:
             raise CorruptError(
-                f"The record of {name!r} in {planned.path} is damaged: it describes {len(records[name].crcs)} tensors, "
-                f"but the plan has {count}.",
+                f"The record of {name!r} in {planned.path} is damaged: it describes "
+                f"{count_of(len(records[name].crcs), 'tensor')}, but the plan has {count}.",
                 f"Run {_by_part(planned, [name])} again, then finish.",
             )
     missing = [name for name, _, _ in planned.plan.files if name not in records]
@@ -293,7 +293,7 @@ def _check(planned: _Planned, staging: Staging, progress: Progress | None) -> No
     if changed:
         raise CorruptError(
             f"{planned.path}: staged files no longer match their checksums: {_by_part(planned, changed)}.",
-            "Run the part again, then finish.",
+            f"Run {'that part' if len(_parts_of(planned, changed)) == 1 else 'those parts'} again, then finish.",
         )
 
 

@@ -27,8 +27,8 @@ def of_parts(planned: Sequence[tuple[str, Any]], options: Options) -> list[Named
     for path, plan in planned:
         if "digest" not in plan.heading:
             raise without_digests(path)
-    if len({plan.heading["digest"] for _, plan in planned}) > 1:
-        raise UsageError("The outputs have digests of two kinds.", "Attest each output separately.")
+    if len(kinds := dict.fromkeys(plan.heading["digest"] for _, plan in planned)) > 1:
+        raise UsageError(f"The outputs have different digests: {', '.join(kinds)}.", "Attest each output separately.")
     return [found_again(path, plan.inputs, plan.heading["source"]["inputs"], options) for path, plan in planned]
 
 

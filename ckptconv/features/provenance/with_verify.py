@@ -22,7 +22,7 @@ from ckptconv.storage.progress import Progress
 from ckptconv.text import some
 
 # A user with an output, and without its source, has got the output from someone else.
-_AGAIN = "The file was damaged or changed after it was written: download it again, or convert again."
+_AGAIN = "The file was damaged or changed after it was written. Download it again, or convert again."
 
 
 def compared(

@@ -132,7 +132,7 @@ def of_all(read: Mapping[str, reading.Configuration], metadata: Mapping[str, str
         raise UnsupportedError(
             f"{' and '.join(dict.fromkeys(methods.values()))} specify different quantization methods: "
             f"{', '.join(methods)}.",
-            "Set quant_method to one of them.",
+            "Set the same quant_method in all of them.",
         )
     statement = {key: value for one in reversed(statements) for key, value in one.told.items() if value is not None}
     layers = statement.get("layers") or statement.get("quantized_layers")

@@ -130,7 +130,7 @@ def dequantize(
             zero = _expanded(_decoded(stored, given["zero"], reach, -kernel.offset, None), place, len(reach)).copy()
         every = [*(entry.array for entry in floats.values()), *([table] if table is not None else [])]
         if not all(np.isfinite(numbers).all() for numbers in every):
-            raise CorruptError(f"{kernel.scales}: a scale is NaN or infinite.", _AGAIN)
+            raise CorruptError(f"{kernel.scales}: a scale, or another number for decoding, is NaN or infinite.", _AGAIN)
         if "times" in floats and not floats["times"].array.all():
             raise CorruptError(f"{kernel.scales}: a factor of the weight is 0.", _AGAIN)
         result = out.transpose(place.order)
@@ -264,9 +264,10 @@ def _groups(kernel: Dequantize, given: Mapping[str, _Input]) -> dict[int, Array]
         if axis.dim == dim and not axis.num
     ]
     count = min(counts, default=1 << 31)
-    if numbers.size and not 0 <= int(numbers.min()) <= int(numbers.max()) < count:
+    if numbers.size and not 0 <= (least := int(numbers.min())) <= (most := int(numbers.max())) < count:
         raise CorruptError(
-            f"{kernel.scales}: a column has group {int(numbers.max())}, but the weight has only {count} groups, from 0."
+            f"{kernel.scales}: a column has group {least if least < 0 else most}, but the groups of the weight are 0 "
+            f"to {count - 1}."
         )
     return {dim: numbers}
 

@@ -35,7 +35,7 @@ from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Convert, Inline, LazyTensor, View, Zeros, untagged
 from ckptconv.tensors.moves import Cast
 from ckptconv.tensors.slices import as_stored, viewed
-from ckptconv.text import some
+from ckptconv.text import count_of, some
 
 # Bytes of small parts by name.
 Reading: TypeAlias = "Callable[[Mapping[str, LazyTensor]], Mapping[str, bytes]]"
@@ -112,8 +112,8 @@ def recognized(tensors: Mapping[str, LazyTensor], config: Configuration, read: R
             )
         elif beside and own not in OF_MODULES and not own.startswith(OF_ADAPTERS):
             raise UnsupportedError(
-                f"{name!r} belongs to the quantized weight {beside!r}, but its effect is not known.",
-                "The program that wrote it can write the original weight.",
+                f"{name!r} belongs to the quantized weight {beside!r}, but the effect of {name!r} is not known.",
+                "The program that wrote the checkpoint can write the original weight.",
             )
         elif tensor.dtype.name in ("float8_e4m3fn", "float8_e5m2"):
             if config.method or weights:
@@ -325,7 +325,7 @@ def _parts_of(format_: Format, companions: Mapping[str, str], tensors: Mapping[s
     for role, part in format_.parts.items():
         names = [companions[pattern] for pattern in part.names.split() if pattern in companions]
         if len(names) > 1:
-            raise _RefusedError(f"it has several such parts: {some(names, form=repr)}")
+            raise _RefusedError(f"several of its parts have the same role: {some(names, form=repr)}")
         if names:
             names_by_role[role] = names[0]
     return names_by_role
@@ -361,7 +361,7 @@ def _computed(
     if lead < 0:
         few = -lead
         if format_.out != "M K" or lead < -2 or format_.codes != "own":
-            raise _RefusedError(f"its codes have {len(outer)} dimensions")
+            raise _RefusedError(f"its codes have {count_of(len(outer), 'dimension')}; expected {len(wanted)} or more")
         codes, lead = viewed(codes, (*(1,) * few, *outer)), 0
     ahead = [f"#{number}" for number in range(lead)]
     sizes = {**sizes, **dict(zip(ahead, codes.shape, strict=False))}

@@ -56,8 +56,8 @@ def _quantized(chosen: Selected, source: Source, options: Options, reference: Se
         globs = "".join(f" --exclude {shlex.quote(glob)}" for glob in asked.keep)
         grafts = "".join(f" --graft {shlex.quote(f'{ref}:{glob}')}" for glob in asked.keep)
         raise UsageError(
-            "--keep has no effect without --quantize: it selects weights that are not quantized.",
-            f"To leave tensors in their dtype{'' if ref == path else ', first write CONVERTED without --keep, --dtype'}"
+            "--keep has no effect without --quantize: --keep selects weights to leave unquantized.",
+            f"To leave tensors in their dtype{'' if ref == path else ', write CONVERTED without --keep and --dtype'}"
             f": ckptconv convert {shlex.quote(ref)} OUTPUT --dtype {dtype}{globs}{grafts}.",
         )
     if not name:
@@ -76,7 +76,7 @@ def _quantized(chosen: Selected, source: Source, options: Options, reference: Se
     if (codes := dict.fromkeys(parts_among(chosen.tensors).values())) and not exact:
         raise UsageError(
             f"{path}: {some(codes, 3)} {'is' if len(codes) == 1 else 'are'} quantized already.",
-            f"--dequantize --quantize {name} rounds them again."
+            f"--dequantize --quantize {name} rounds the weights again."
             + (
                 f" --requantize {name} changes the format without loss, where this is possible."
                 if name in EXACT_WAYS
@@ -201,7 +201,7 @@ def _check(
         raise UsageError(f"{path} has no weights that {asked.quantize} supports: {some(unfit, 3, str)}.")
     if not weights:
         raise UsageError(
-            f"{path} has no weights to quantize: it has no floating-point matrix called ….weight, and none of experts."
+            f"{path} has no weights to quantize: no floating-point matrix is called ….weight or belongs to experts."
         )
 
 

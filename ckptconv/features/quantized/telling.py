@@ -27,7 +27,7 @@ _LARGEST_FLOAT, _MOST_DIMENSIONS, _DEEPEST = 3.4e38, 8, 16
 def shape(data: bytes) -> Mapping[str, Any]:
     """Return the rows and columns in compressed-tensors' `weight_shape`."""
     if len(data) != 16:
-        raise ValueError("its shape is not two numbers")
+        raise ValueError(f"its shape has {len(data)} bytes; expected two integers of 8 bytes")
     rows, columns = struct.unpack("<qq", data)
     if rows < 0 or columns < 0:
         raise ValueError(f"its shape is {[rows, columns]}, which is not valid")
@@ -69,7 +69,7 @@ def integers(name: str, count: int = 1) -> Telling:
             raise ValueError(f"its {name} has {len(data)} bytes; expected {count} integer{'s' if count > 1 else ''}")
         value = struct.unpack(f"<{count}{'i' if len(data) == 4 * count else 'q'}", data)
         if min(value) < 0:
-            raise ValueError(f"its {name} is {value[0]}")
+            raise ValueError(f"its {name} is {min(value)}, but must not be negative")
         return {name: value[0] if count == 1 else value}
 
     return telling

@@ -63,7 +63,7 @@ def _dequantized(kernel: Dequantize, parts: Sequence[InputBox], indices: Sequenc
         if "times" in given:
             times = values(given["times"].dtype, _looked_up(given["times"], indices, group))
             if not np.isfinite(times).all() or not times.all():
-                raise CorruptError(f"{kernel.scales}: a factor of the weight is 0 or not a number.")
+                raise CorruptError(f"{kernel.scales}: a factor of the weight is 0, NaN or infinite.")
             weights = nearest(weights * times, FORMATS["float32"])
         if "shift" in given:
             weights = nearest(weights, FORMATS[kernel.between])
@@ -85,7 +85,8 @@ def _looked_up(given: InputBox, indices: Sequence[Array], group: Array | None) -
         if not axis.num and group is not None:
             if group.size and not 0 <= group.min() <= group.max() < given.bits.shape[dim]:
                 raise CorruptError(
-                    f"A column has group {group.max()}, but the weight has only {given.bits.shape[dim]} groups, from 0."
+                    f"A column has group {group.min() if group.min() < 0 else group.max()}, but the groups of the "
+                    f"weight are 0 to {given.bits.shape[dim] - 1}."
                 )
             place[dim] = group
     elements: Array = given.bits[tuple(place)]

@@ -263,8 +263,8 @@ def warnings(path: str) -> Iterator[str]:
         return
     if unknown:
         yield (
-            f"{area} contains {some(sorted(unknown), form=str)}, which no journal describes: another release may "
-            f"have left it there. ckptconv neither uses nor removes it. {ADVICE}"
+            f"{area} contains entries that no journal describes: {some(sorted(unknown), form=str)}. Another release "
+            f"may have left them there. ckptconv neither uses nor removes them. {ADVICE}"
         )
     if journals or not unknown:
         yield (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckptconv.tensors.float_formats import numpy_module
+from ckptconv.text import count_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -59,7 +60,9 @@ class Buckets:
 
         A bucket spans `size` ids. If that is None, accept any size with which bucket 0 begins at id 0, or at `offset`.
         """
-        if not self.valid or self.total != rows:
+        if not self.valid:
+            return Verdict("the counts of ids in buckets include a negative or very large number", len(self._ends))
+        if self.total != rows:
             return Verdict(f"the buckets contain {self.total} ids, but the table has {rows} rows", len(self._ends))
         (used,) = numpy_module().nonzero(self._least <= self._most)
         if not len(used):
@@ -79,7 +82,9 @@ class Buckets:
         if not len(wrong):
             return Verdict(sizes=(size, size))
         examples = tuple(_example(used[at], least[at], most[at]) for at in wrong[:_SHOWN].tolist())
-        return Verdict(f"{len(wrong)} buckets of {size} ids contain ids of other buckets", len(wrong), examples)
+        return Verdict(
+            f"{count_of(len(wrong), 'bucket')} of {size} ids with ids of other buckets", len(wrong), examples
+        )
 
     def _of_any_size(self, base: int, used: Array, least: Array, most: Array) -> Verdict:
         np = numpy_module()

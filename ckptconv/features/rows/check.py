@@ -350,7 +350,7 @@ class _Checking:
         count, values = self._ids.repeated(_SHOWN)
         if count:
             rows = self._rows_of(values)
-            ids = "id is" if count == 1 else "ids are"
+            ids = "id occurs" if count == 1 else "ids occur"
             examples = [{"id": value, "rows": rows[value]} for value in values]
             finding = RowFinding("unique", f"{count:,} {ids} more than once in the table", count, examples)
             self._report.findings.append(finding)

@@ -232,7 +232,7 @@ def make(options: RowOptions, dtype: str) -> RowLayout:
         raise UsageError(f"{lacking} is missing, but the width of a row alone does not determine its layout.")
     if dim <= 0 or dim % _UNIT:
         raise UnsupportedError(
-            f"An embedding dimension of {dim} is not a multiple of {_UNIT}, which the alignment of whole rows requires."
+            f"The embedding dimension is {dim}, but rows are aligned, which requires a positive multiple of {_UNIT}."
         )
     max_dim = dim if options.max_dim is None else options.max_dim
     if max_dim < dim:
@@ -278,7 +278,7 @@ def could_be(items: int, dtype: str, options: RowOptions) -> str:
     """Return a sentence that names layouts which rows of `items` elements of `dtype` may have, likeliest first."""
     fitting = candidates(items, dtype, options.embedding_dim)
     if not fitting:
-        return f"No layout of whole rows has rows of {items} items of {dtype}: this may be an ordinary table."
+        return f"No layout of whole rows has rows of {items} items of {dtype}, so this may be an ordinary table."
     # First those closest to the options, then those that are likeliest in general.
     like_asked = sorted(fitting, key=lambda layout: _unlikelihood(layout, options))
     likeliest = sorted(fitting, key=lambda layout: _unlikelihood(layout, RowOptions()))

@@ -146,7 +146,7 @@ def _check_agrees(layout: RowLayout, options: RowOptions, where: str) -> None:
         recorded = layout.optimizer if is_method else getattr(layout, key)
         if value is not None and recorded != (optimizer_named(value) if is_method else value):
             raise UsageError(
-                f"{where} records {layout.describe()}, but the options specify {value}.",
+                f"{where} records {layout.describe()}, but --{key.replace('_', '-')} is {value}.",
                 f"Omit --{key.replace('_', '-')}.",
             )
 

@@ -82,13 +82,13 @@ def notes(content: RowsContents) -> Iterator[str]:
         layout = likeliest(tensor.shape[1], tensor.dtype.name)
         if layout is not None:
             yield (
-                f"{name} may have whole rows of {layout.row_bytes} bytes. If it does: ckptconv rows split "
+                f"{name} may have whole rows of {layout.row_bytes} bytes. If it does, split them: ckptconv rows split "
                 f"{layout.describe()} --tensor {name} {content.path} OUTPUT"
             )
     for name, cls in content.handles.items():
         yield f"{name} is a {cls.rpartition('.')[2]}, a handle of a database: this file does not contain the rows"
     if METADATA_KEY in content.metadata:
-        yield f"a table of whole rows that was split: ckptconv rows pack {content.path} OUTPUT"
+        yield f"a table of whole rows that was split; to join its parts: ckptconv rows pack {content.path} OUTPUT"
 
 
 def choose(content: RowsContents, names: Sequence[str]) -> RowTable:

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
 _numbers = itertools.count()
 _INSIDE = (
-    "The state holds objects of classes that load_state_dict does not make again, with tensors inside: {}. Save these "
-    "tensors in plain containers."
+    "The state contains objects of classes that load_state_dict does not create again, with tensors inside: {}. Save "
+    "these tensors in plain containers."
 )
 
 
@@ -121,7 +121,7 @@ def _notes(stated: Mapping[str, int]) -> list[str]:
     if not stated:
         return []
     objects = f"{count_of(sum(stated.values()), 'object')} of {some(sorted(stated), 3, str)}"
-    return [f"The state holds {objects}: the output has the result of state_dict()."]
+    return [f"The state contains {objects}. The output has the result of state_dict()."]
 
 
 def _checked(metadata: Mapping[Any, Any] | None, names: Collection[str]) -> dict[str, str]:

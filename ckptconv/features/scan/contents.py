@@ -156,7 +156,7 @@ class ScannedContents:
         closed = next((called for begin, called in CLOSED.items() if head.startswith(begin)), "")
         if closed:
             rule = "unreadable" if self.expected else "not-opened"
-            self.add(rule, f"{reader.file.path} is {closed}, which scan does not open: unpack it first.")
+            self.add(rule, f"{reader.file.path} is {closed}, which scan does not open. Unpack it first.")
             return "closed archive"
         return self._unknown(reader, depth)
 
@@ -564,7 +564,7 @@ class ScannedContents:
         data = content(_INFLATED + 1)
         self.room.spend(len(data))
         if len(data) > _INFLATED:
-            self.add("unreadable", f"{path} is compressed, and larger than {_INFLATED >> 20} MiB: unpack it first.")
+            self.add("unreadable", f"{path} is compressed, and larger than {_INFLATED >> 20} MiB. Unpack it first.")
             return "compressed file"
         return self.look(InMemory(data, path), depth + 1)
 

@@ -68,7 +68,8 @@ class Server(ThreadingHTTPServer):
             super().__init__((host, port), Handler)
         except (OSError, OverflowError) as error:
             why = reason(error) if isinstance(error, OSError) else str(error)
-            raise FailedError(f"{host}:{port} cannot be used to listen: {why}.", "Give another --port.") from error
+            hint = "Use another --port or --host."
+            raise FailedError(f"{host}:{port} cannot be used to listen: {why}.", hint) from error
 
     @property
     def url(self) -> str:

@@ -133,13 +133,13 @@ def read_directory(
     paths = {name: join(path, name) for name in (*places, *shards)}
     missing = [name for name in shards if name not in places]
     if missing:
-        raise _file(paths[missing[0]], f"{path} lacks {some(missing, 3, str)}, listed in {index_path}.", STALE)
+        raise _file(paths[missing[0]], f"{path} lacks {some(missing, 3, str)}, which {index_path} lists.", STALE)
     extra = [name for name in sorted(places) if name.endswith((SUFFIX, INDEX_SUFFIX)) and name != index]
     extra = [name for name in extra if name not in shards and paths[name] not in others]
     if extra:
         raise _file(
             paths[extra[0]],
-            f"{path} contains {some(extra, 3, str)}, not part of the output.",
+            f"{path} contains files that are not part of the output: {some(extra, 3, str)}.",
             "Remove these files: programs may load them instead of the output, or in addition.",
         )
     for name in sorted(shards):
@@ -298,7 +298,8 @@ def _raw_header(path: str, place: Location) -> tuple[File, bytes]:
         try:
             length = int.from_bytes(reader.read_at(0, min(8, file.size)), "little")
             if file.size < 8 or length > min(file.size - 8, model_files.MAX_HEADER):
-                raise _header(path, f"its header cannot have {length} bytes: the file has {file.size}")
+                most = f"the file has {file.size} bytes, and a header at most {model_files.MAX_HEADER}"
+                raise _header(path, f"its header cannot have {length} bytes: {most}")
             return file, reader.read_at(8, length)
         except CorruptError as error:
             raise DifferenceError(error.message.replace(file.path, path), AGAIN, what="header", file=path) from error

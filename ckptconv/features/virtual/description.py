@@ -354,7 +354,8 @@ def _packed(entry: dict[str, Any], name: str, size: int, sources: Sequence[File]
     )
     crc, method = entry.get("crc"), text_of(entry.get("method"), f"the method of {name[:100]!r}")
     if index >= len(sources) or _packings_of(sources[index]) >= _MOST_PACKED:
-        raise ValueError(f"{name[:100]!r} uses an unknown compression")
+        few = f"a source before it, or is compressed more than {_MOST_PACKED} times"
+        raise ValueError(f"{name[:100]!r} does not refer to {few}")
     if crc is not None:
         count_of(crc, f"the checksum of {name[:100]!r}")
     if offset + nbytes > sources[index].size:

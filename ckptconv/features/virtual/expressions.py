@@ -225,13 +225,13 @@ class Decoder:
     def file(self, value: Any) -> File:
         index = _count(value)
         if index >= len(self._files):
-            raise ValueError(f"it refers to source {index}, but has only {len(self._files)}, from 0")
+            raise ValueError(f"an expression refers to source {index}, but only {len(self._files)} are listed, from 0")
         return self._files[index]
 
     def numbers(self, value: Any) -> tuple[int, ...]:
         index = _count(value)
         if index >= len(self._lists):
-            raise ValueError(f"it refers to list {index}, but has only {len(self._lists)}, from 0")
+            raise ValueError(f"an expression refers to list {index}, but only {len(self._lists)} exist, from 0")
         return self._lists[index]
 
     def files(self, value: Any) -> tuple[File, ...]:
@@ -242,14 +242,14 @@ class Decoder:
 
     def check_stored(self, tensor: Stored) -> None:
         if len(tensor.strides) != len(tensor.shape):
-            raise ValueError(f"{len(tensor.shape)} dimensions have {len(tensor.strides)} strides")
+            raise ValueError(f"strides {_shown(list(tensor.strides))} do not match shape {_shown(list(tensor.shape))}")
         if tensor.numel:
             last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.strides, strict=True))
             _check_within(tensor.file, tensor.offset + (last + 1) * tensor.dtype.itemsize)
 
     def check_picked(self, tensor: Picked) -> None:
         if len(tensor.strides) != len(tensor.shape):
-            raise ValueError(f"{len(tensor.shape)} dimensions have {len(tensor.strides)} strides")
+            raise ValueError(f"strides {_shown(list(tensor.strides))} do not match shape {_shown(list(tensor.shape))}")
         steps = ((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.strides, strict=True))
         if tensor.numel and tensor.start + sum(steps) >= tensor.tensor.numel:
             raise ValueError(f"elements are picked beyond the end of a tensor of {tensor.tensor.numel} elements")
@@ -319,7 +319,7 @@ def _check_within(file: File, stop: int) -> None:
 
 def _check_dim(tensor: LazyTensor, dim: int) -> None:
     if dim >= len(tensor.shape):
-        raise ValueError(f"a tensor of {len(tensor.shape)} dimensions has no dimension {dim}")
+        raise ValueError(f"a tensor of shape {_shown(list(tensor.shape))} has no dimension {dim}")
 
 
 def _check_elements(shape: tuple[int, ...]) -> None:

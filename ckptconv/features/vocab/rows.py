@@ -58,8 +58,8 @@ def cut(count: int, tensors: Mapping[str, LazyTensor], path: str) -> tuple[int, 
             block = -(-size // shape[0]) if any(word in name.rpartition(".")[2] for word in ("scale", "zero")) else 0
             if block < 2 or -(-size // block) != shape[0] or count % block:
                 raise UnsupportedError(
-                    f"{path}: {name} has the shape {list(shape)}, but the vocabulary has {size} rows: --vocab "
-                    f"{count} cannot cut it.",
+                    f"{path}: {name} has the shape {list(shape)}, but the vocabulary has {size} rows, so --vocab "
+                    f"{count} cannot cut this tensor.",
                     "Use --dequantize to cut plain weights." if block > 1 else "Leave --vocab out.",
                 )
             rows[name] = 0, count // block
@@ -110,7 +110,7 @@ def _selected(chosen: Selected, source: Source, options: Options, reference: Sel
     values = tensors_alone(chosen, "a part of a model")
     warnings = [
         f"{name} has {count:,} tokens, {count - vocabulary.rows:,} more than the {vocabulary.rows:,} rows of the "
-        "vocabulary: the model fails on text with one of these additional tokens."
+        "vocabulary. The model fails on text with one of these additional tokens."
         for name, count in vocabulary.tokens.items()
         if count > vocabulary.rows
     ]

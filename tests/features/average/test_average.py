@@ -366,7 +366,7 @@ def test_an_average_is_no_file_for_torch() -> None:
 
 
 def test_an_option_that_a_command_does_not_have_leads_to_what_does() -> None:
-    ckptconv_here("average", "runs", "x", "--last", 3).refused(2, "no option --last. List the steps before OUTPUT")
+    ckptconv_here("average", "runs", "x", "--last", 3).refused(2, "no option --last. Specify the steps before OUTPUT")
     ckptconv_here("average", "a", "b", "--output-dir", "x").refused(2, "no option --output-dir. Specify OUTPUT last")
     ckptconv_here("average", "--model", "a", "x").refused(2, "no option --model. Name STEP first.")
     ckptconv_here("convert", "a", "x", "--ema", 1).refused(2, "such as --key ema", "use ckptconv average --ema")
@@ -391,8 +391,8 @@ def test_the_report_says_which_dtype_several_became() -> None:
     one, other = model(0), {name: t.double() if t.is_floating_point() else t for name, t in model(1).items()}
     report = average(saved(one, other), "out.safetensors")
     assert (
-        "1 tensor with the dtypes bfloat16 and float64 became float64, as in 1.safetensors; use --dtype to "
-        "select another." in report.notes
+        "1 tensor with the dtypes bfloat16 and float64 became float64, as in 1.safetensors; --dtype selects "
+        "another dtype." in report.notes
     )
     report = average(saved(other, one), "out.safetensors", dtype="fp32")
     assert any("float64 and bfloat16 became float32, the dtype of the output." in note for note in report.notes)
@@ -537,7 +537,7 @@ def test_arguments_of_other_programs_lead_to_those_of_an_average() -> None:
         assert hint in caught.value.hint
     for flag, hint in (
         ("--decay", "Use --ema DECAY"),
-        ("--alphas", "Use --weights, a number for each STEP"),
+        ("--alphas", "Use --weights with one number per STEP"),
         ("--scale", "With --minus, give the weights: average BASE TUNED OUTPUT --minus BASE --weights 1,0.5"),
     ):
         ckptconv_here("average", one, other, "x", flag, "0.9").refused(2, f"There is no option {flag}. {hint}")

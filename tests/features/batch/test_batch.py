@@ -243,8 +243,8 @@ def test_templates_name_files_and_directories(place: Path) -> None:
         ),
         (["r1/step/", "r2/step/"], "'{parent}-{stem}'."),
         (["r1/step/", "r2/step/", "r1/step.pt"], "'{parent}-{name}'."),
-        (["r1/model.pt", "./r1/model.pt"], "Name it once."),
-        (["r1/model.pt", "r1/model.pt"], "Name it once."),
+        (["r1/model.pt", "./r1/model.pt"], "Specify it once."),
+        (["r1/model.pt", "r1/model.pt"], "Specify it once."),
     ],
 )
 def test_a_template_is_proposed_that_tells_the_outputs_apart(words: list[str], proposed: str) -> None:

@@ -889,7 +889,7 @@ def test_values_that_are_no_tensors_are_not_in_a_delta(tmp_path: Path, monkeypat
 def test_a_tensor_that_only_one_side_has_takes_a_whole_checkpoint(pair: tuple[Path, Path], tmp_path: Path) -> None:
     more = saved({**model(), "new.weight": torch.ones(3)}, tmp_path / "more.safetensors")
     words = ("diff", pair[0], more, "--delta", tmp_path / "delta")
-    ckptconv_here(*words).refused(5, "do not match in 'new.weight'", "use the whole checkpoint")
+    ckptconv_here(*words).refused(5, "do not match: 'new.weight'", "use the whole checkpoint")
     assert not (tmp_path / "delta").exists()
     ckptconv_here(*words, "--exclude", "new.weight")
     assert ckptconv_here("patch", pair[0], tmp_path / "delta", tmp_path / "out.safetensors").code == 0

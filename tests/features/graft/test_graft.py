@@ -85,5 +85,5 @@ def test_layers_that_do_not_follow_are_refused(tmp_path: Path) -> None:
     shapes, config = models.latent()
     models.save(tmp_path / "m", {**models.ends(), **models.layer(0)}, {**config, "num_hidden_layers": 1})
     models.save(tmp_path / "other", shapes, None)
-    with pytest.raises(CkptconvError, match=r"adds layers 3 of model.layers.* layers 0 to 0: the next layer must be 1"):
+    with pytest.raises(CkptconvError, match=r"adds layers 3 of model.layers.* 0 to 0, so the next layer must be 1"):
         ckptconv.convert(tmp_path / "m", tmp_path / "out", graft=f"{tmp_path / 'other'}:model.layers.3.*")

@@ -37,14 +37,14 @@ def warned(place: Path, map_: str, config: dict[str, Any]) -> str:
 def test_a_map_for_another_rotary_embedding_is_doubted(key: str, place: Path) -> None:
     said = warned(place, "maxtext-llama", {**LLAMA, key: SCALED})
     assert "config.json has rope_type 'llama3'" in said
-    assert "should it be maxtext-llama3.1?" in said
-    assert "should it be" not in warned(place, "maxtext-llama3.1", {**LLAMA, key: SCALED})
+    assert "Should the map be maxtext-llama3.1?" in said
+    assert "Should the map be" not in warned(place, "maxtext-llama3.1", {**LLAMA, key: SCALED})
 
 
 @pytest.mark.parametrize("rope", [{}, {"rope_scaling": None}, {"rope_parameters": {"rope_type": "default"}}])
 def test_a_map_for_scaled_embeddings_is_doubted_for_others(rope: dict[str, Any], place: Path) -> None:
-    assert "should it be maxtext-llama?" in warned(place, "maxtext-llama3.1", {**LLAMA, **rope})
-    assert "should it be" not in warned(place, "maxtext-llama", {**LLAMA, **rope})
+    assert "Should the map be maxtext-llama?" in warned(place, "maxtext-llama3.1", {**LLAMA, **rope})
+    assert "Should the map be" not in warned(place, "maxtext-llama", {**LLAMA, **rope})
 
 
 def test_the_names_of_maxtext_are_doubted_by_the_reference(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_the_names_of_maxtext_are_doubted_by_the_reference(tmp_path: Path) -> No
     (reference / "config.json").write_text(json.dumps({**LLAMA, "rope_scaling": SCALED}))
     shutil.copyfile(CASES / "maxtext-llama" / "ours.safetensors", tmp_path / "ours.safetensors")
     words = ("convert", tmp_path / "ours.safetensors", tmp_path / "out", "--map", "maxtext-llama")
-    assert "should it be maxtext-llama3.1?" in done(ckptconv_here(*words, "--like", reference)).err
+    assert "Should the map be maxtext-llama3.1?" in done(ckptconv_here(*words, "--like", reference)).err
 
 
 def test_a_map_for_another_family_is_doubted(place: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_map_for_another_family_is_doubted(place: Path) -> None:
 
 def test_a_configuration_that_names_no_model_raises_no_doubt(place: Path) -> None:
     sizes = {key: value for key, value in LLAMA.items() if key != "model_type"}
-    assert "should it be" not in warned(place, "maxtext-llama", {**sizes, "rope_scaling": SCALED})
+    assert "Should the map be" not in warned(place, "maxtext-llama", {**sizes, "rope_scaling": SCALED})
 
 
 @pytest.mark.parametrize("prefix", ["module.", "model.module."])
@@ -72,7 +72,7 @@ def test_a_prefix_before_all_names_of_a_map_is_told(prefix: str, tmp_path: Path)
     tensors = load_file(CASES / "maxtext-llama" / "ours.safetensors")
     save_file({prefix + name: tensor for name, tensor in tensors.items()}, tmp_path / "in.safetensors")
     words = ("convert", tmp_path / "in.safetensors", tmp_path / "out.safetensors", "--map", "maxtext-llama")
-    ckptconv_here(*words).refused(2, f"without this prefix, the map has rules for them: give --strip-prefix {prefix}")
+    ckptconv_here(*words).refused(2, f"Add --strip-prefix {prefix}")
     done(ckptconv_here(*words, "--strip-prefix", prefix))
     assert load_file(tmp_path / "out.safetensors").keys() == load_file(CASES / "maxtext-llama/hf.safetensors").keys()
 

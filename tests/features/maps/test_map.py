@@ -238,7 +238,7 @@ def test_the_side_to_make_can_be_said(place: Path) -> None:
     Path("turn.toml").write_text('[[rule]]\none = "w : (n e two) h"\nother = "w : (n two e) h"\n')
     save_file({"w": torch.arange(24.0).reshape(12, 2)}, "w.safetensors")
     sizes = {"n": 2, "e": 3}
-    with pytest.raises(UsageError, match="as one, and as many as other"):
+    with pytest.raises(UsageError, match="on its side 'one', and the same number on its side 'other'"):
         convert("w.safetensors", "x.safetensors", map="turn.toml", size=sizes)
     for side, shape, swapped in (("other", (2, 3, 2, 2), (2, 2, 3, 2)), ("one", (2, 2, 3, 2), (2, 3, 2, 2))):
         convert("w.safetensors", "x.safetensors", map=f"turn.toml:{side}", size=sizes)
@@ -253,7 +253,7 @@ def test_the_side_to_make_can_be_said(place: Path) -> None:
     ("change", "error", "told"),
     [
         (lambda state: state.pop("layers.1.experts.1.fc1"), CorruptError, r"'layers\.1\.experts\.1\.fc1' is missing"),
-        (lambda state: state.update(extra=torch.ones(2)), UsageError, "no rule for 1 of the tensors.*'extra'"),
+        (lambda state: state.update(extra=torch.ones(2)), UsageError, "no rule for 1 tensor.*'extra'"),
         (lambda state: state.update({"layers.0.linear_qkv": torch.ones(41, 6)}), UsageError, r"layers\.0\.linear_qkv"),
         (
             lambda state: state.update({"layers.0.experts.0.fc1": state["layers.0.experts.0.fc1"].half()}),

@@ -73,8 +73,8 @@ def rule(left: str | list[str], right: str | list[str]) -> None:
 @every(
     "left, right, told",
     [
-        ("x : (a + b) c", "y : a c", "consists of 2 pieces, the other of 1"),
-        ("x : a b", "y : a c", "Only the first has b; only the second has c"),
+        ("x : (a + b) c", "y : a c", "one side has 2 pieces \\('x'\\), but the other has 1 piece"),
+        ("x : a b", "y : a c", "Axes only of the first: b; axes only of the second: c"),
         ("x : a a", "y : a", "occurs twice"),
         ("x.{l} : a", "y : a", r"\{l\} is an index of other tensors"),
         ("x.{a} : a", "y.{a} : a", "both an index of the name and an axis"),
@@ -98,7 +98,7 @@ def test_sides_that_do_not_hold_the_same_are_refused(left: str | list[str], righ
     [
         ("", "has no rules"),
         ("rule = 3", "has no rules"),
-        ("[[rule]]\na = 'x'", "rule 1 has 1 sides"),
+        ("[[rule]]\na = 'x'", "rule 1 has 1 side "),
         ("[[rule]]\na = 'x'\nb = 'y'\n[[rule]]\na = 'x'\nc = 'y'", "rule 2 has the sides"),
         ("[[rule]]\na = 3\nb = 'y'", "rule 1, a is 3"),
         ("[[rule]]\na = 'x'\nb = 'y'\n[sizes]\nn = 1.5", r"\[sizes\], n: 1.5"),

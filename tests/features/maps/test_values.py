@@ -149,10 +149,10 @@ def test_states_of_an_optimizer_are_not_computed(tmp_path: Path) -> None:
         ("values = 3", "but a string for ours and a string for hf were expected"),
         ('values.hf = "ours * 2"', "but a string for ours and a string for hf were expected"),
         ('values.hf = "ours * 2"\nvalues.ours = 3', "but a string for ours and a string for hf were expected"),
-        ('values.hf = "hf * 2"\nvalues.ours = "hf * 2"', "begins with hf, not ours"),
+        ('values.hf = "hf * 2"\nvalues.ours = "hf * 2"', "begins with hf, not with ours"),
         ('values.hf = "ours ** 2"\nvalues.ours = "hf * 2"', "a number or a name is expected at '*'"),
         ('values.hf = "sqrt(a)"\nvalues.ours = "hf * 2"', "is not a side, an operation and a number"),
-        ('values.hf = "ours * sqrt(a"\nvalues.ours = "hf * 2"', "is not expected there"),
+        ('values.hf = "ours * sqrt(a"\nvalues.ours = "hf * 2"', "is not expected after a value"),
     ],
 )
 def test_a_text_that_is_none_is_refused(values: str, why: str) -> None:

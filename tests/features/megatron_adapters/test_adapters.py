@@ -183,7 +183,7 @@ def test_adapters_are_selected_beside_their_model(tmp_path: Path) -> None:
     both = {**model.stacked(), "embedding.word_embeddings.weight": torch.zeros(4, 8)}
     like = model.shaped(tmp_path / "like")
     message = refused(2, model, both, tmp_path, "--like", like)
-    assert "no rule for 1 of the tensors: 'embedding.word_embeddings.weight'" in message
+    assert "no rule for 1 tensor on its side 'megatron': 'embedding.word_embeddings.weight'" in message
     chosen = words(model, "--like", like, "--include", "*.adapter.*")
     done(ckptconv_here("convert", tmp_path / "step", tmp_path / "out", *chosen))
     assert len(load_file(tmp_path / "out" / "adapter_model.safetensors")) == 2 * len(MODULES) * model.layers

@@ -174,7 +174,7 @@ def test_the_vocabulary_has_no_padding(
         "config.json, which --copy-config and --for-hub write, was derived from "
         f"{source}/run_config.yaml, which does not specify" in run.out
     )
-    assert f"pad_token_id{untold}. Its max_position_embeddings is the sequence length of the training." in run.out
+    assert f"pad_token_id{untold}. Its max_position_embeddings is the sequence length of the training run." in run.out
     assert (f"left out as padding: {(24 - entries) * 8} elements" in run.err) == (entries < 24)
     verified_here(source, tmp_path / "out")
 

@@ -50,14 +50,14 @@ def test_an_adapter_alone_is_not_called_a_model_in_silence(place: Path) -> None:
     source = checkpoint(FACTORS)
     (warning,) = convert(source, "out").warnings
     assert "2 LoRA factors" in warning
-    assert "use this file name as OUTPUT, and --rename" in warning
+    assert "from the names of tensors with --rename" in warning
     of_peft = checkpoint({name.replace(".default", ""): factor for name, factor in FACTORS.items()})
     (warning,) = convert(of_peft, "again").warnings
     assert "2 LoRA factors, but has the file name of a model" in warning
     with pytest.raises(UsageError, match="2 LoRA factors, but has the file name of a model") as refused:
         convert(of_peft, "published", for_hub=True)
     # The advice works.
-    assert "use this name as OUTPUT, and copy the adapter_config.json" in refused.value.hint
+    assert "name OUTPUT adapter_model.safetensors, and copy adapter_config.json next to it" in refused.value.hint
     Path("adapter_config.json").write_text(json.dumps(CONFIG))
     Path("advised").mkdir()
     assert not convert(of_peft, "advised/adapter_model.safetensors").warnings
@@ -85,7 +85,7 @@ def test_an_adapter_alone_gets_the_advice_that_makes_it_one_of_peft(place: Path)
         UsageError, match=r"2 LoRA factors, but has the file name of a model.* adapter_model\.safetensors"
     ):
         convert(source, "out", for_hub=True, include=["*lora_*"], rename=[rule])
-    with pytest.raises(UsageError, match=re.escape(f"For the adapter alone: --include '*lora_*' --rename '{rule}'")):
+    with pytest.raises(UsageError, match=re.escape(f"and use --include '*lora_*' --rename '{rule}'")):
         convert(source, "out", for_hub=True)
     Path("adapter").mkdir()
     convert(source, "adapter/adapter_model.safetensors", include=["*lora_*"], rename=[rule])
@@ -129,7 +129,7 @@ def test_an_adapter_without_its_other_trained_tensors_is_warned_of(place: Path) 
     source = checkpoint({**TRAINED, **BESIDE})
     rule = r"\.default(?=\.|$)="
     (warning,) = convert(source, "adapter_model.safetensors", include=["*lora_*"], rename=[rule]).warnings
-    assert "The output has the factors of the adapter 'default', but lacks 2 tensors" in warning
+    assert "The output has the factors of the adapter 'default', but lacks 2 other tensors" in warning
     # Those of another adapter are not missed.
     others = {name.replace(".default", ".reference"): tensor for name, tensor in BESIDE.items()}
     source = checkpoint({**TRAINED, **others})

@@ -26,7 +26,10 @@ LAYERS = {f"model.layers.{layer}.mlp.experts.{expert}.w": torch.ones(1) for laye
             "num_hidden_layers 32, but the weights of the output have 3 layers.",
         ),
         ({"text_config": {"n_layer": 5}}, "text_config.n_layer 5"),
-        ({"n_routed_experts": 64}, "config.json has n_routed_experts 64, but the output has 4 experts in each layer."),
+        (
+            {"n_routed_experts": 64},
+            "but the number of experts in a layer of the output is 4.",
+        ),
     ],
 )
 def test_numbers_that_are_not_those_of_the_weights_are_told(

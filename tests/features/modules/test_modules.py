@@ -303,7 +303,7 @@ class Trainer:
 
 
 def test_hooks_did_not_run(tmp_path: Path) -> None:
-    assert "hooks" in open_source(saved(hooked(), tmp_path / "model.pt")).warnings[0]
+    assert "Hooks" in open_source(saved(hooked(), tmp_path / "model.pt")).warnings[0]
     for kind in ("weight_norm", "wrapped"):
         assert open_source(saved(MODELS[kind](), tmp_path / "model.pt")).warnings == []
 

@@ -74,7 +74,7 @@ def test_a_file_of_a_step_is_one_of_many(tmp_path: Path) -> None:
 @every(
     "damage, words",
     [
-        ("missing", "lacks the parts of"),
+        ("missing", "lacks parts of"),
         ("beyond", "are not valid slices"),
         ("shape", "unsharded_shape is"),
         ("overlap", "overlap"),

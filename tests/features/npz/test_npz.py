@@ -83,7 +83,7 @@ def objects() -> bytes:
         ({"w.npy": objects()}, 5, "Python objects, which tensors do not support."),
         ({"w.npy": npy(np.ones(2, "f4,i4"))}, 5, "an array of records"),
         ({"w.npy": npy(np.array(["a"]))}, 5, "which tensors do not support."),
-        ({"w.npy": npy(W, descr="|V2")}, 5, "numpy stores JAX's bfloat16 as V2: save the array as float32, or use"),
+        ({"w.npy": npy(W, descr="|V2")}, 5, "numpy stores JAX's bfloat16 as V2. Save the array as float32, or use"),
         ({"w.npy": npy(W, descr="|V1")}, 5, "numpy stores JAX's float8 as V1"),
         ({"w.npy": npy(W)[:-1]}, 4, "23 bytes of elements, but its shape needs 24"),
         ({"w.npy": npy(W) + b"x"}, 4, "25 bytes of elements, but its shape needs 24"),

@@ -187,7 +187,7 @@ def test_the_catalogue_puts_names_in_order_only_if_it_knows_them_all() -> None:
         ("", 2, "neither a list of names"),
         ("[1, 2]", 2, "neither a list of names"),
         ("[[", 2, "not JSON"),
-        ("0.weight\n0.weight", 2, "twice"),
+        ("0.weight\n0.weight", 2, "more than once"),
         ("nowhere", 5, "/order fits the shapes of the states in no way"),
         ('[["0.weight"], ["0.bias"]]', 5, "in no way"),
         ("0.bias\n0.weight", 5, "in no way"),
@@ -202,7 +202,9 @@ def test_an_order_that_does_not_fit_is_refused(text: str, code: int, words: str,
     (tmp_path / "order").write_text(text)
     run = ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "s", "--order", tmp_path / "order")
     run.refused(code, words)
-    with pytest.raises(UsageError, match=r"is no path of a file.*Write the names to a file with json\.dump"):
+    with pytest.raises(
+        UsageError, match=r"is a list, but a path was expected.*Write the names to a file with json\.dump"
+    ):
         convert(tmp_path / "t.pt", optimizer=tmp_path / "s", order=[["a"], ["b"]])  # type: ignore[arg-type]
     missing = ["--order", tmp_path / "no"]
     ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "s", *missing).refused(2, "does not exist")
@@ -373,7 +375,7 @@ def test_an_order_leaves_out_the_optimizer_of_another_model(tmp_path: Path) -> N
         ckptconv_here(*words, "--key", name).refused(5, "the set of optimizers", "--order")
         run = ckptconv_here(*words, "--key", name, "--order", tmp_path / "order.json")
         assert run.code == 0, run.err
-        assert "Of the parameters, 8 have no name there" in run.out
+        assert "The states of 8 parameters without a name there" in run.out
         assert_same(load_file(tmp_path / f"{name}.safetensors"), expected)
 
 

@@ -369,7 +369,7 @@ def test_a_dtype_may_be_called_by_its_short_name(tmp_path: Path) -> None:
 
 
 NOT_FITTING = [
-    ("--embedding-dim 6 --method adam", 5, "not a multiple of 4"),
+    ("--embedding-dim 6 --method adam", 5, "requires a positive multiple of 4"),
     ("--embedding-dim 32 --method adam", 2, "--embedding-dim 64 --method exact_row_wise_adagrad"),
     ("--embedding-dim 64", 2, "--method is missing"),
     ("--method adagrad", 2, "--embedding-dim 64 --method exact_row_wise_adagrad"),
@@ -671,7 +671,7 @@ def test_it_is_said_which_tables_may_be_whole_rows_and_how_to_split_them(tmp_pat
         assert ckptconv_here(command, "--json", path).json["tables"] == notes
         assert all(note in ckptconv_here(command, path).out for note in notes)
     assert [note.split()[0] for note in notes] == ["m.embeddings.t.weight", "m.embeddings.h.weight"]
-    assert "whole rows of 72 bytes. If it does: ckptconv rows split --embedding-dim" in notes[0]
+    assert "whole rows of 72 bytes. If it does, split them: ckptconv rows split --embedding-dim" in notes[0]
     assert "PartiallyMaterializedTensor" in notes[1]
     kind = Kind(64, "adam")
     table = {"a.embedding_bags.b.weight": as_tensor(rows_of(kind, 3), "float32")}
@@ -806,7 +806,7 @@ def test_the_library_takes_paths_and_options_as_words(tmp_path: Path) -> None:
 
 
 def test_a_weight_of_a_width_that_no_row_has_is_not_supported(tmp_path: Path) -> None:
-    for width, said in ((0, "ckptconv: The weight has the shape [3, 0]"), (2, "ckptconv: An embedding dim")):
+    for width, said in ((0, "ckptconv: The weight has the shape [3, 0]"), (2, "ckptconv: The embedding dim")):
         torch.save({"weight": torch.ones(3, width), "weight_id": torch.arange(3)}, tmp_path / "t.pt")
         run("pack", "--method", "adam", tmp_path / "t.pt", tmp_path / "out.pt", code=5, said=said)
 

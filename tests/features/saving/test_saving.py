@@ -75,8 +75,8 @@ def test_objects_with_a_state_dict_are_saved_as_that(tmp_path: Path) -> None:
     live = {"model": model, "optimizers": [optimizer], "schedules": (schedule,)}
     report = ckptconv.save_state_dict(live, tmp_path / "x.safetensors", fsync=False)
     (note,) = report.notes
-    assert note.startswith("The state holds 3 objects of torch.nn.modules.linear.Linear, torch.optim.adamw.AdamW, ")
-    assert note.endswith(": the output has the result of state_dict().")
+    assert note.startswith("The state contains 3 objects of torch.nn.modules.linear.Linear, torch.optim.adamw.AdamW, ")
+    assert note.endswith(". The output has the result of state_dict().")
     loaded = state_in(tmp_path / "x.safetensors")
     states = {
         "model": model.state_dict(),
@@ -117,7 +117,7 @@ def test_tensors_in_objects_that_do_not_come_back_are_warned_of(tmp_path: Path) 
     assert [warning.filename for warning in caught] == [__file__]
     assert report.warnings == [str(caught[0].message)]
     assert set(report.opaque) == {f"{__name__}.Averaged", "argparse.Namespace"}
-    with pytest.raises(UsageError, match=r"method Module.state_dict, not its result.*Call it: state_dict\(\)"):
+    with pytest.raises(UsageError, match=r"method Module.state_dict, not its result.*Call the method: state_dict\(\)"):
         ckptconv.save_state_dict({"a": torch.nn.Linear(2, 2).state_dict}, tmp_path / "y.safetensors")
     for given, problem in ((lambda: 3, "returned a int"), (lambda: 1 / 0, "failed: ZeroDivisionError")):
         with pytest.raises(UsageError, match=rf"Unsaved, whose state_dict\(\) {problem}"):

@@ -1007,7 +1007,7 @@ def test_what_no_journal_names_is_told_with_its_path_and_never_removed(run: Path
         commands.append(("steps", run))
     for command in commands:
         said = done(ckptconv_here(*command)).err
-        assert f"{run}/{AREA} contains journal.jsonl, step-0-0, which no journal describes" in said
+        assert f"{run}/{AREA} contains entries that no journal describes: journal.jsonl, step-0-0" in said
         assert "Move the contents that you want to keep to another place, and remove the rest." in said
     assert files(run) == before
 

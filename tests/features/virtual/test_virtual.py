@@ -221,7 +221,7 @@ CHANGES: dict[str, tuple[Change, type[CkptconvError], str]] = {
             {"in": 5, "offset": 0, "nbytes": 4, "crc": None, "method": "deflate", "name": "x", "size": 4}
         ),
         CorruptError,
-        "uses an unknown compression",
+        "does not refer to a source before it",
     ),
     "a bomb": (
         lambda told: told["sources"].append(

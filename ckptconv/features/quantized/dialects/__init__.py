@@ -100,4 +100,5 @@ def check(stated: Iterable[Statement]) -> None:
                 continue
             if known.get(key, known.get(f"{key}?")) is not object and before.setdefault(key, (path, value))[1] != value:
                 both = " and ".join(dict.fromkeys((before[key][0], path)))
-                raise UnsupportedError(f"{both} contradict each other about {key!r} of the quantized weights.", _HINT)
+                message = f"{both} contradict each other: {key!r} is {before[key][1]!r:.60} and {value!r:.60}."
+                raise UnsupportedError(message, _HINT)

@@ -29,8 +29,8 @@ def _completed(weight: LazyTensor, given: Mapping[str, LazyTensor]) -> LazyTenso
     expected = (*weight.shape[:1], rank), (rank, *weight.shape[1:])
     if len(weight.shape) != 2 or (left.shape, right.shape) != expected or not 0 < rank <= MOST_RANK:
         raise ValueError(
-            f"its factors have the shapes {list(left.shape)} and {list(right.shape)}, which do not match "
-            f"{list(weight.shape)}"
+            f"its factors have the shapes {list(left.shape)} and {list(right.shape)}, but a weight of shape "
+            f"{list(weight.shape)} requires [rows, R] and [R, columns], with R from 1 to {MOST_RANK}"
         )
     times = [untagged(given["times"])] if "times" in given else []
     return with_product(weight, left, right, *times)

@@ -82,7 +82,7 @@ def rotations(tensors: Mapping[str, LazyTensor], groups: Mapping[str, Any]) -> t
             rotation = Rotation(group, settings, entry, matrices)
             other = _PAIR.get(rotation.place)
             if other and (settings["type"] not in HADAMARD or {**entry, "location": other} not in settings["apply"]):
-                raise rotation.refused(f"is not undone by one with the location {other!r}")
+                raise rotation.refused(f"is not undone by a rotation with the location {other!r}")
             if rotation.place in every and settings.get("randomize"):
                 raise rotation.refused("has matrices that are permuted (randomize)")
             every.setdefault(rotation.place, []).append(rotation)

@@ -121,7 +121,7 @@ def test_without_a_step_to_be_like_the_settings_are_said(tmp_path: Path) -> None
     "lost, to, code, told",
     [
         ("k_proj.lora_A", "megatron", 2, "k_proj.lora_A.weight', which is missing"),
-        ("layers.1.", "megatron", 5, "has adapters of 1 layers, but its model has 2 layers"),
+        ("layers.1.", "megatron", 5, "has adapters of 1 layer, but its model has 2 layers"),
         ("", "megatron-fsdp", 5, "contains adapters, but megatron-fsdp supports models only"),
     ],
 )

@@ -84,7 +84,7 @@ def test_a_map_of_the_whole_is_said_to_come_after_the_part(tmp_path: Path) -> No
     (tmp_path / "m" / "config.json").write_text(json.dumps(config))
     rules = [f'[[rule]]\none = "{name}"\nother = "other.{name}"\n' for name in names]
     (tmp_path / "map.toml").write_text("".join(rules))
-    with pytest.raises(ckptconv.UsageError, match="matches none of the 1 names") as caught:
+    with pytest.raises(ckptconv.UsageError, match="matches none of 1 name,") as caught:
         ckptconv.convert(tmp_path / "m", tmp_path / "out", component="vision", map=tmp_path / "map.toml")
     assert caught.value.hint.startswith("The map is applied after the part is selected. Convert with the map first")
     with pytest.raises(ckptconv.UsageError) as caught:
