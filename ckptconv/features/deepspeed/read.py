@@ -127,7 +127,9 @@ def _read(location: Location, wanted: Wanted) -> Source:
     opened = _Opened(zero_files.files_of(place.directory), Reading(location))
     grid = _grid(opened)
     if model_rank is not None and not 0 <= model_rank < grid.tensor:
-        raise UsageError(f"{place.directory} has no tensor-parallel rank {model_rank}.")
+        raise UsageError(
+            f"{place.directory} has no tensor-parallel rank {model_rank}, only {_ranks_text(range(grid.tensor))}."
+        )
     tensor_ranks = range(grid.tensor) if model_rank is None else [model_rank]
     parts = {mp: _read_rank(opened, grid, mp) for rank in tensor_ranks for mp in grid.stages(rank)}
     _share_ties(opened, list(parts.values()))
@@ -164,7 +166,9 @@ def ranks_to_convert(location: Location, tag: str) -> list[int]:
     files = zero_files.files_of(zero_files.locate(location, tag).directory)
     grid = _grid(_Opened(files, Reading(location)))
     if grid.tensor == 1 and grid.pipeline > 1:
-        raise UsageError(f"{files.directory} is a pipeline-parallel checkpoint: its stages form one model.")
+        raise UsageError(
+            f"{files.directory} is a pipeline-parallel checkpoint: its stages form one model.", "Leave out --per-rank."
+        )
     return list(range(grid.tensor))
 
 
@@ -245,7 +249,7 @@ def _read_rank(opened: _Opened, grid: _Grid, mp: int) -> _Part:
         if not is_whole(model) or elsewhere:
             raise CorruptError(
                 f"{files.directory} lacks the *_optim_states.pt files of model-parallel rank {mp}, which contain "
-                "the master weights: only model files are present.",
+                "the master weights.",
                 "If the save wrote any, copy them to the same directory. " + _without_masters(model),
             )
         return _Part(model, [], whole(model, files.directory, saved))
@@ -297,8 +301,8 @@ def _in_order(directory: str, partitions: Mapping[int, File]) -> list[File]:
     if missing := _missing(partitions, max(partitions) + 1):
         sizes = sorted({file.size for file in partitions.values()})
         raise CorruptError(
-            f"{directory} lacks the optimizer {_files_of_ranks(missing)}: there are {len(partitions)} files of up to "
-            f"{format_size(sizes[-1])} for {_ranks_text(sorted(partitions))}.",
+            f"{directory} lacks the optimizer {_files_of_ranks(missing)}. The {_files_of_ranks(sorted(partitions))} "
+            f"{'are' if len(partitions) > 1 else 'is'} present, with sizes up to {format_size(sizes[-1])}.",
             "Copy the missing files to the same directory: each rank has a part of the weights.",
         )
     return [partitions[rank] for rank in sorted(partitions)]
@@ -467,8 +471,8 @@ def _unite(opened: _Opened, grid: _Grid, ranks: Sequence[int], parts: Mapping[in
     if not info:
         times = f"{grid.pipeline} pipeline stages × " if grid.pipeline > 1 else ""
         raise UnsupportedError(
-            f"{where} is tensor-parallel: {times}{grid.tensor} ranks × {united[0].world} data-parallel. It does not "
-            "record how its parameters were split (universal_checkpoint_info is missing).",
+            f"{where} is tensor-parallel: {times}{grid.tensor} tensor-parallel ranks × {united[0].world} data-parallel "
+            "ranks. It does not record how parameters were split (universal_checkpoint_info is missing).",
             "Convert each rank separately with --per-rank, or save with universal_checkpoint_info.",
         )
     names = list(dict.fromkeys(name for weights in united for name in weights.names()))
