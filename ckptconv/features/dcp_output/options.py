@@ -41,7 +41,7 @@ class Cutting(Given):
     )
     fill_states: bool = deciding(
         FLAG,
-        "Write zeros as missing optimizer states: torch's strict load requires states for every parameter.",
+        "Write zeros for missing optimizer states, because torch's strict load requires states for every parameter.",
         group=NAMING,
     )
 
@@ -60,6 +60,8 @@ OTHER_OPTIONS = {
         "Programs split safetensors when they load them. Checkpoints of torch.distributed.checkpoint and "
         "Megatron-core load on any number of ranks; --chunks N splits their tensors for N ranks."
     ),
-    "--load-dir --save-dir --load --save": "Name INPUT first, then OUTPUT: they have no options.",
-    "--reset-optimizer --new-optimizer": "--to dcp writes optimizer states only with --states: leave out --states.",
+    "--load-dir --save-dir --load --save": "Give INPUT first, then OUTPUT, without options.",
+    "--reset-optimizer --new-optimizer": (
+        "To start with a new optimizer, leave out --states: --to dcp writes optimizer states only with --states."
+    ),
 }

@@ -189,7 +189,7 @@ class Ranks:
         name = dotted(path)
         layouts = {part.layout for part in parts.values()}
         if len(layouts) > 1:
-            raise other_save(f"{self.where}: the ranks record different placements of {named(name)}.")
+            raise other_save(f"{self.where}: the ranks record different meshes or placements of {named(name)}.")
         layout = layouts.pop()
         inside = {rank: part for rank, part in parts.items() if part.coordinate is not None}
         chosen = self._fitting(path, layout, inside)

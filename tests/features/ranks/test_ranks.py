@@ -294,7 +294,7 @@ def test_replicas_of_ranks_that_are_not_there_are_not_missed(tmp_path: Path) -> 
     for rank in (2, 3):
         (source / f"model_rank{rank}.pt").unlink()
     run = converted(source, tmp_path / "out", "--json")
-    assert "ranks 2, 3 are missing; the files of" in run.out
+    assert "these ranks are missing: 2, 3. The files of" in run.out
     assert_same(load_with_aliases(tmp_path / "out"), {"weight": WEIGHT})
 
 
