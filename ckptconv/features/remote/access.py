@@ -150,7 +150,7 @@ def hint(error: BaseException) -> str:
     if type(error).__name__ == "ReadError":  # tarfile's
         return "The name of a compressed archive must end in .tar.gz, .tar.bz2 or .tar.xz."
     if is_transient(error):
-        return "Several attempts failed: try again later."
+        return "Several attempts failed. Try again later."
     return ""
 
 
