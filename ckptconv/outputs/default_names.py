@@ -36,8 +36,8 @@ def default_output(source: Source, typed: Location, suffix: str = model_files.SU
     """
     if source.family == model_files.TORCH and not any(map(is_tensor, walk(source.weights))):
         cls = f": it is an object of {source.weights.name}" if isinstance(source.weights, Opaque) else ""
-        hint = "ckptconv inspect shows its values; a structure record keeps them if you name an OUTPUT."
-        raise UsageError(f"{source.path} holds no tensor to write next to it{cls}.", hint)
+        hint = "ckptconv inspect shows its values; with OUTPUT, a structure record keeps them."
+        raise UsageError(f"{source.path} contains no tensor to write next to it{cls}.", hint)
     if suffix != model_files.SUFFIX:
         return _one_file(typed, suffix)
     is_directory = typed.at(source.path).kind == "directory"

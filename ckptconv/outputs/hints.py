@@ -41,7 +41,7 @@ def keys_like(wanted: str, children: Mapping[str, object], above: str) -> str:
             return f"Names under {key} begin with {wanted}.: select these with --key {key} --include '{wanted}.*'."
     hint = candidates(wanted, list(children))
     is_flat = hint.startswith("The keys are ") and any(name.endswith(".weight") for name in children)
-    return "The weights are at the top: leave out --key." if is_flat and wanted in MODEL_KEYS and not above else hint
+    return "The weights are at the top. Leave out --key." if is_flat and wanted in MODEL_KEYS and not above else hint
 
 
 def check_glob(glob: str, names: Sequence[str], choice: Choice) -> None:
@@ -59,7 +59,7 @@ def globs_like(glob: str, names: Sequence[str]) -> str:
     if "\\" in glob:
         return "The pattern is a glob, not a regular expression: * matches any characters, and a dot matches itself."
     if re.search("[{,]", glob):
-        return "A glob cannot contain {…} or commas: repeat the option for each glob."
+        return "A glob cannot contain {…} or commas. Repeat the option for each glob."
     literal = "." + re.split(r"[*?[]", glob)[0]
     heads = {name[: name.index(literal) + 1] for name in names if literal in name}
     head = heads.pop() if len(heads) == 1 else "*."

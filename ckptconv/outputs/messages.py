@@ -23,7 +23,7 @@ def notes_of(sources: Sequence[Source], outputs: Sequence[Output], chosen: Optio
         hints = [hint for hint in hints if not is_renamed or (given in hint and f"{given} " not in hint)]
         yield from (hint for hint in hints if not chosen.key or f"--key {chosen.key} " in hint)
     if are_weights_left(sources, (output.target.holds for output in outputs)):
-        yield f"{NOT_CONVERTED}the weights. Name OUTPUT after INPUT for them."
+        yield f"{NOT_CONVERTED}the weights. To convert them, give OUTPUT after INPUT."
     yield from (note for output in outputs for note in output.notices.notes)
 
 

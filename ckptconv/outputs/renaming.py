@@ -41,7 +41,7 @@ def collected(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
         if new in taken:
             raise UsageError(
                 f"Renaming would give {taken[new]!r} and {old!r} the same name, {new!r}.",
-                "Change --strip-prefix or --rename, or leave one of them out with --exclude.",
+                "Change --strip-prefix or --rename, or leave one tensor out with --exclude.",
             )
         if old and (not new or new[0] == "." != old[0]):
             raise UsageError(

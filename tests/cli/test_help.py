@@ -216,7 +216,7 @@ def test_options_of_other_programs_are_said_what_they_are_here() -> None:
         "--outtype": "Use --dtype",
         "--push-to-hub": "hf upload",
         "--token": "HF_TOKEN",
-        "-d": "OUTPUT is named after INPUT.",
+        "-d": "OUTPUT follows INPUT.",
         "--safe": "ckptconv runs no code from files",
         "--pp": "when they load them",
         "--target-tensor-parallel-size": "when they load them",

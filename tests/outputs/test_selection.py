@@ -231,7 +231,9 @@ def test_tensors_inside_inert_objects_alone_are_no_success(state: Any, tmp_path:
 def test_a_file_without_a_tensor_becomes_no_model_next_to_it_unasked(state: Any, tmp_path: Path) -> None:
     torch.save(state, tmp_path / "training_args.bin")
     run = ckptconv_here("convert", tmp_path / "training_args.bin")
-    said = run.refused(2, "training_args.bin holds no tensor to write next to it", "if you name an OUTPUT")
+    said = run.refused(
+        2, "training_args.bin contains no tensor to write next to it", "with OUTPUT, a structure record keeps them"
+    )
     assert ("it is an object of" in said and "test_selection.Thing" in said) is isinstance(state, Thing)
     assert [path.name for path in tmp_path.iterdir()] == ["training_args.bin"]
     done(ckptconv_here("convert", tmp_path / "training_args.bin", tmp_path / "out"))
@@ -320,7 +322,7 @@ def test_a_glob_that_matches_nothing_is_respelled_if_that_matches(glob: str, nea
 def test_a_key_of_models_where_the_weights_are_at_the_top_is_left_out() -> None:
     flat = {"norm.weight": 1, "output.weight": 2}
     for tree, key, hint in (
-        (flat, "model", "The weights are at the top: leave out --key."),
+        (flat, "model", "The weights are at the top. Leave out --key."),
         (flat, "other", "The keys are 'norm.weight', 'output.weight'."),
         ({"ema": flat, "step": 3}, "model", "The keys are 'ema', 'step'."),
         ({"net": flat}, "net.model", "The keys are 'norm.weight', 'output.weight'."),
@@ -389,8 +391,8 @@ def test_a_pattern_of_another_language_is_met_with_the_right_one(tmp_path: Path)
     words = ("convert", tmp_path / "x.safetensors", tmp_path / "y.safetensors")
     for options, advice in (
         (("--include", r"a\..*"), "The pattern is a glob, not a regular expression"),
-        (("--include", "a.{0,1}"), "repeat the option for each"),
-        (("--include", "a.0,b"), "repeat the option for each"),
+        (("--include", "a.{0,1}"), "Repeat the option for each"),
+        (("--include", "a.0,b"), "Repeat the option for each"),
         (("--rename", "s/a/b/"), "Write 'a=b' for a to become b."),
         (("--rename", "(a)=$1b"), r"Groups are \1, \2"),
     ):

@@ -905,7 +905,7 @@ def test_a_part_without_a_tensor_or_one_of_which_all_is_excluded_is_a_slip(tmp_p
     refused(2, "No tensors are left", torch_file(tmp_path, tree), "--exclude", "*")
     refused(2, "No tensors are left", torch_file(tmp_path, {"w": torch.empty(2, device="meta")}), "--exclude", "w")
     refused(2, "matches none of the 0 names", torch_file(tmp_path, {"epoch": 3}), tmp_path / "out", "--include", "*")
-    refused(2, "model.pt holds no tensor to write next to it.", torch_file(tmp_path, {"epoch": 3}))
+    refused(2, "model.pt contains no tensor to write next to it.", torch_file(tmp_path, {"epoch": 3}))
 
 
 def test_members_compressed_in_uncommon_ways_are_refused_with_what_to_do(tmp_path: Path) -> None:
