@@ -255,8 +255,8 @@ def _read_set(place: Location, warnings: list[str]) -> TensorFiles:
     missing = [name for name, entry in entries.items() if entry.kind != "file"]
     if missing:
         raise CorruptError(
-            f"{place} lists {len(names)} files, of which {len(missing)} cannot be found: {some(missing)}.",
-            "Copy or download them too.",
+            f"{place} lists files that cannot be found ({len(missing)} of {len(names)}): {some(missing)}.",
+            "Copy or download the missing files.",
         )
     content = TensorFiles(place.path, index.identity.file.size)
     content.shards = [place.parent.join(name).path for name in names]

@@ -23,7 +23,7 @@ def candidates(wanted: str, names: Sequence[str], most: int = 8) -> str:
     if wanted and any(name.startswith(f"{wanted}.") for name in names):
         component = _COMPONENTS.get(wanted.rpartition(".")[2])
         part = f", or with --component {component} if config.json describes it" if component else ""
-        return f"Names begin with {wanted}., but no mapping has this key: select these names with --include{part}."
+        return f"Names begin with {wanted}., but no mapping has this key. Select these names with --include{part}."
     words = re.split(r"\W|_", wanted)  # model is like ema_model, and so is ema
     if close := [
         *difflib.get_close_matches(wanted, names),

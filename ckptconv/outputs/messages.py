@@ -63,5 +63,5 @@ def _no_model(source: Source, outputs: Sequence[Output], chosen: Options) -> str
         problem = f"has all its tensors ({count}) inside {classes}: their names are not those of a model"
     advice = "On a machine with these classes, save the state_dict() of the objects, or a dict of their tensors."
     if chosen.raw:
-        advice = "Without --raw, whole modules among them become state dicts."
+        advice = "Without --raw, whole modules among these objects become state dicts."
     return f"{source.path} {problem}. The output is not a usable model. {advice}"

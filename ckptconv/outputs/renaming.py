@@ -106,7 +106,7 @@ def idle(names: Iterable[str], prefix: str, rules: Sequence[str]) -> dict[str, s
             break
     idle = {option: name for option, name in first.items() if option not in changing}
     return {
-        option: f"changes no name; the first is {name[:LONGEST]!r}{_whole_prefix(prefix, name)}"
+        option: f"changes no name; the first name is {name[:LONGEST]!r}{_whole_prefix(prefix, name)}"
         for option, name in idle.items()
     }
 

@@ -334,7 +334,7 @@ def _resolve_tree(path: str, kind: str, options: Options) -> Target:
     """Return the target of a directory that is replaced as a whole. Raise UsageError if none can be written there."""
     check_place(path, options.storage_options)
     if is_remote(path) and "/" not in path.partition("://")[2].rstrip("/"):
-        raise UsageError(f"{path}: a file is written next to this directory. Give a directory below it.")
+        raise UsageError(f"{path} cannot be the output: a file is written next to it.", f"Give a directory in {path}.")
     return Target(real_place(path), kind, proposed=_proposed(path))
 
 

@@ -151,7 +151,7 @@ def _check_nested(parts: Mapping[str, Any]) -> None:
     offsets = parts["storage_offsets"]
     if isinstance(offsets, (list, tuple)):  # before torch 2
         lengths: tuple[int, ...] = (len(offsets),)
-        _need(all(type(offset) is int and offset >= 0 for offset in offsets), "negative offsets, or other types")
+        _need(all(type(offset) is int and offset >= 0 for offset in offsets), "offsets that are not counts")
     else:
         lengths = _integers(offsets, "offsets")
     _need(sizes == strides, "sizes and strides of different shapes")

@@ -393,7 +393,7 @@ def test_a_pattern_of_another_language_is_met_with_the_right_one(tmp_path: Path)
         (("--include", r"a\..*"), "The pattern is a glob, not a regular expression"),
         (("--include", "a.{0,1}"), "Repeat the option for each"),
         (("--include", "a.0,b"), "Repeat the option for each"),
-        (("--rename", "s/a/b/"), "Write 'a=b' for a to become b."),
+        (("--rename", "s/a/b/"), "'a=b' replaces a with b."),
         (("--rename", "(a)=$1b"), r"Groups are \1, \2"),
     ):
         ckptconv_here(*words, *options).refused(2, advice)

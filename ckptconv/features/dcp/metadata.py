@@ -343,7 +343,7 @@ def _add_tensor(
     elif (known.dtype, known.shape) != (dtype, shape):
         raise CorruptError(
             f"{where} describes {named(name)} as {dtype} of shape {list(shape)}, but another rank as {known.dtype} of "
-            f"shape {list(known.shape)}: they come from different saves."
+            f"shape {list(known.shape)}: the files come from different saves."
         )
     if known.nbytes >= MAX_BYTES:
         raise LimitError(

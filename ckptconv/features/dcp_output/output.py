@@ -75,7 +75,7 @@ def _moved(source: Source, kind: str, options: Options) -> Iterator[str]:
     if options.states and may_be_flat and not given.flat_optimizer and _is_flat(options, layout):
         yield (
             f"{options.states} stores the optimizer settings by parameter, as torchtitan loads them; the output stores "
-            "them by group: --flat-optimizer keeps them by parameter."
+            "them by group. --flat-optimizer keeps them by parameter."
         )
 
 

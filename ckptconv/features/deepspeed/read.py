@@ -23,7 +23,7 @@ from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, dirname, is_remote
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.tensors.moves import File
-from ckptconv.text import format_size, some
+from ckptconv.text import count_of, format_size, some
 
 # Partitions with fewer elements may be equal by chance.
 _FEW_ELEMENTS = 16
@@ -202,7 +202,7 @@ def _grid(opened: _Opened) -> _Grid:
         )
     if 0 < count < len(ranks) and (known or not files.layers):
         raise CorruptError(
-            f"{model.file.path} records {count} model-parallel ranks, but files of {len(ranks)} ranks are "
+            f"{model.file.path} records {count_of(count, 'model-parallel rank')}, but files of {len(ranks)} ranks are "
             f"present. The files of {_ranks_text(range(count, len(ranks)))} belong to another save.",
             "Move these files to another directory.",
         )
@@ -222,7 +222,9 @@ def _read_rank(opened: _Opened, grid: _Grid, mp: int) -> _Part:
     files = opened.files
     own = {dp: file for (dp, rank), file in files.model.items() if rank == mp}
     if not own:
-        raise CorruptError(f"{files.directory} lacks the model file of model-parallel rank {mp}.")
+        raise CorruptError(
+            f"{files.directory} lacks the model file of model-parallel rank {mp}.", "Copy it to the same directory."
+        )
     if 0 not in own:
         raise CorruptError(
             f"{files.directory} lacks the model file of rank 0, the only file with valid buffers and ties: only those "
@@ -334,23 +336,23 @@ def _agree(optims: list[OptimFile], model: ModelFile, reading: Reading) -> list[
             stale = optims[count:]
             sizes = ", ".join(f"{basename(o.file.path)}, {format_size(o.file.size)}" for o in stale[:3])
             raise CorruptError(
-                f"{first.file.path} ({format_size(first.file.size)}) records that {count} ranks share the weights, "
-                f"but files of {world} ranks are present. The files of {_ranks_text(range(count, world))} belong to "
-                f"another save ({sizes}{', …' if len(stale) > 3 else ''}).",
+                f"{first.file.path} ({format_size(first.file.size)}) records that {count_of(count, 'rank')} share the "
+                f"weights, but files of {world} ranks are present. The files of {_ranks_text(range(count, world))} "
+                f"belong to another save ({sizes}{', …' if len(stale) > 3 else ''}).",
                 "Move these files to another directory.",
             )
     if len(first.alignments) not in (0, len(first.masters)):
         raise CorruptError(
-            f"{first.file.path} has param_alignment_paddings of {len(first.alignments)} groups, but partitions of "
-            f"{len(first.masters)} groups."
+            f"{first.file.path} has param_alignment_paddings of {count_of(len(first.alignments), 'group')}, but "
+            f"partitions of {count_of(len(first.masters), 'group')}."
         )
     for optim in optims:
         _check_same(optim, first, _OF_OPTIMS)
     if count > world:
         missing = range(world, count)
         raise CorruptError(
-            f"{first.file.path} records that {count} ranks share the weights, but files of {world} ranks are "
-            f"present. The {_files_of_ranks(missing)} {'are' if len(missing) > 1 else 'is'} missing.",
+            f"{first.file.path} records that {count} ranks share the weights, but files of {count_of(world, 'rank')} "
+            f"are present. The {_files_of_ranks(missing)} {'are' if len(missing) > 1 else 'is'} missing.",
             "Copy them to the same directory.",
         )
     for optim in optims:

@@ -56,8 +56,8 @@ def stated_digests(directory: Location, name: str, data: bytes, heading: Mapping
     missing = [file for file in files if not directory.has_file(file)]
     if missing:
         raise CorruptError(
-            f"{where} lists {len(files)} files, of which {len(missing)} cannot be found: {some(missing)}.",
-            "Copy or download them too.",
+            f"{where} lists files that cannot be found ({len(missing)} of {len(files)}): {some(missing)}.",
+            "Copy or download the missing files.",
         )
     return {directory.join(file).path: hexed.lower() for file, hexed in files.items()}
 

@@ -71,8 +71,8 @@ def _read_index(index: Location, path: str) -> Source:
     missing = [file for file, entry in entries.items() if entry.kind != "file"]
     if missing:
         raise CorruptError(
-            f"{index} lists {len(files)} files, of which {len(missing)} cannot be found: {_some(missing)}.",
-            "Download or copy them again.",
+            f"{index} lists files that cannot be found ({len(missing)} of {len(files)}): {_some(missing)}.",
+            "Copy or download the missing files.",
         )
     places = {file: directory.at(entry.file) for file, entry in entries.items()}
     source = _source(path, {file: places[file] for file in files}, weight_map, places.get(name_of(groups)))
@@ -117,7 +117,7 @@ def _complete_set(path: str, names: Iterable[str]) -> list[str]:
         extra = f"{path} contains {len(shards)} files, but their names specify a set of {int(count)} shards."
         raise CorruptError(
             f"{path} contains {len(shards)} of {int(count)} shards; missing: {names}." if missing else extra,
-            "Download or copy them again.",
+            "Copy or download the missing files." if missing else "",
         )
     return [shards[number] for number in wanted]
 
@@ -182,13 +182,13 @@ def _check_agreement(path: str, file: str, entries: Mapping[str, Any], expected:
         raise CorruptError(
             f"{path} lists {count_of(len(missing), 'tensor')} in {file} that the file does not contain: "
             f"{_some(sorted(missing))}.",
-            "The index and the files belong to different checkpoints: download or copy them again.",
+            "The index and the files belong to different checkpoints. Download or copy both again.",
         )
     unknown = [name for name, value in entries.items() if isinstance(value, LazyTensor) and name not in expected]
     if unknown:
         raise CorruptError(
             f"{file} contains {count_of(len(unknown), 'tensor')} that {path} does not list: {_some(unknown)}.",
-            "The index and the files belong to different checkpoints: download or copy them again.",
+            "The index and the files belong to different checkpoints. Download or copy both again.",
         )
 
 

@@ -258,8 +258,8 @@ def _of_muon(states: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
     kind_texts = " and ".join(sorted(some(sorted(kind), form=str) for kind in kinds))
     warning = (
         f"The groups of parameters have states of several optimizers: {kind_texts}. With these, DeepSpeed's ZeRO-1 "
-        "and 2 fail in the first step with Muon on several ranks. torch.distributed.checkpoint supports them (--to "
-        "dcp)."
+        "and 2 fail in the first step with Muon on several ranks. torch.distributed.checkpoint (--to dcp) supports "
+        "such states."
     )
     return (warning,)
 

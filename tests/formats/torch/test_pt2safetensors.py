@@ -407,13 +407,13 @@ def test_what_renames_nothing_is_said_and_no_error(tmp_path: Path) -> None:
     path = torch_file(tmp_path, {"model.a": torch.ones(2), "model.b": torch.ones(3), "head": torch.ones(4)})
     options = ["--strip-prefix", "model", "--rename", r"^\.=", "--rename", "head=out", "--rename", "tail=end"]
     report = converted(path, tmp_path / "out.safetensors", *options, "--json").json
-    assert report["warnings"] == ["--rename 'tail=end' changes no name; the first is 'a'."]
+    assert report["warnings"] == ["--rename 'tail=end' changes no name; the first name is 'a'."]
     assert sorted(load_file(tmp_path / "out.safetensors")) == ["a", "b", "out"]
     run = converted(path, tmp_path / "out.safetensors", "--quiet", "--strip-prefix", "modle.", "--rename", "x=y")
     assert run.out == ""
     assert run.err.splitlines() == [
-        "ckptconv: warning: --strip-prefix 'modle.' changes no name; the first is 'model.a'.",
-        "ckptconv: warning: --rename 'x=y' changes no name; the first is 'model.a'.",
+        "ckptconv: warning: --strip-prefix 'modle.' changes no name; the first name is 'model.a'.",
+        "ckptconv: warning: --rename 'x=y' changes no name; the first name is 'model.a'.",
     ]
     wrapped = torch_file(tmp_path, {"module.a": torch.ones(2), "module.b": torch.ones(3)}, name="wrapped.pt")
     run = converted(wrapped, tmp_path / "wrapped.safetensors", "--strip-prefix", "model.")

@@ -393,7 +393,7 @@ def test_a_universal_checkpoint_on_a_store_has_its_name_last(tmp_path: Path) -> 
         store.pipe("/universal/other/precious", b"x")
         with pytest.raises(UsageError, match="files of another kind"):
             ckptconv.convert(tmp_path / "hf", universal="memory://universal/other")
-        with pytest.raises(UsageError, match="a file is written next to this directory"):
+        with pytest.raises(UsageError, match="a file is written next to it"):
             ckptconv.convert(tmp_path / "hf", universal="memory://universal")
     finally:
         store.rm("/universal", recursive=True)
