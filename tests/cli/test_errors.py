@@ -73,7 +73,7 @@ ERRORS: dict[str, tuple[int, Callable[[], bytes | None], list[str], str, str]] =
         lambda: pickle.dumps(1),
         [],
         "{path} is a plain pickle, not a file of torch.save.",
-        "If you trust it and it contains a state dict: load it with pickle, and save it with torch.save.",
+        "If you trust it and it contains a state dict, load it with pickle, and save it with torch.save.",
     ),
 }
 

@@ -179,7 +179,7 @@ def test_another_name_of_a_command_leads_to_it() -> None:
 
 def test_a_word_for_what_no_command_does_is_met_with_what_to_use() -> None:
     for word, advice in {
-        "unmerge": "keep the base model",
+        "unmerge": "Keep the base model",
         "push": "ckptconv convert INPUT DIR --for-hub writes a directory for `hf upload`.",
         "to-gguf": "convert_hf_to_gguf.py",
         "convert_hf_to_gguf.py": "convert_hf_to_gguf.py",

@@ -21,6 +21,8 @@ from ckptconv.storage.paths import basename
 from ckptconv.tensors.lazy import Concat, LazyTensor, View, same_bytes
 from ckptconv.text import count_of
 
+_COPY = "Copy the expert files (layer_*_expert_*_model_states.pt) to the same directory"
+
 if TYPE_CHECKING:
     from ckptconv.features.deepspeed.shapes import Layers
 
@@ -251,8 +253,7 @@ def _add_experts(weights: Weights, model: ModelFile, saved: Mapping[str, LazyTen
                     f"numbers from 0 to {len(held) - 1} were expected."
                 )
             if len(shapes) != 1:
-                texts = " and ".join(map(str, map(list, sorted(shapes)[:2])))
-                raise CorruptError(f"{weights.where}: the experts of {name!r} have different shapes: {texts}.")
+                raise CorruptError(f"{weights.where}: the experts of {name!r} have the shapes {sorted(shapes)[:2]}.")
             parameters[name] = Concat(tuple(View(held[n], held[n].dtype, (1, *held[n].shape)) for n in sorted(held)))
     for layer in model.fused:
         for name in (f"{layer.prefix}.{w}" for w in FUSED):
@@ -262,9 +263,7 @@ def _add_experts(weights: Weights, model: ModelFile, saved: Mapping[str, LazyTen
                 expected = sum(map(len, layer.experts))
                 raise CorruptError(
                     f"{weights.where}: {name!r} should have {count_of(expected, 'expert')}, but has {count}.",
-                    "Copy the expert files (layer_*_expert_*_model_states.pt) to the same directory."
-                    if count < expected
-                    else "",
+                    f"{_COPY}." if count < expected else "",
                 )
     _check_experts(weights, saved)
 
@@ -289,8 +288,7 @@ def _check_experts(weights: Weights, saved: Mapping[str, LazyTensor]) -> None:
             rest, numbers = lacking[0]
             raise CorruptError(
                 f"{where}: expert {min(numbers)} of {named} has no {rest.lstrip('.')}, which other experts have.",
-                "Copy the expert files (layer_*_expert_*_model_states.pt) to the same directory: they contain the "
-                "frozen experts.",
+                f"{_COPY}: they contain the frozen experts.",
             )
         if saved and in_files.get(layer, set()) != everything:
             odd = ", ".join(map(str, sorted(everything - in_files.get(layer, set()))[:8]))

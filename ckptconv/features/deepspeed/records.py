@@ -107,8 +107,7 @@ def _kind(value: Any) -> str:
 def misfit(file: File, what: str, value: Any, numel: int) -> CorruptError:
     """Return the error for `what` of `file`, which is `value` and should be a tensor of `numel` elements."""
     actual = "is missing" if value is None else f"is {_kind(value)}"
-    is_odd = isinstance(value, LazyTensor) and value.numel == numel
-    expected = f"the shape [{numel}] was" if is_odd else f"{numel} elements were"
+    expected = f"the shape [{numel}] was" if getattr(value, "numel", -1) == numel else f"{numel} elements were"
     return CorruptError(f"{file.path}: {what} {actual}, but {expected} expected.")
 
 
@@ -412,9 +411,7 @@ def _partition_counts(fields: Fields) -> list[int]:
     counts = fields.get("partition_count", (int, list), 0)
     counts = _sizes(fields, "partition_count", counts if isinstance(counts, list) else [counts])
     if max(counts, default=0) > MAX_RANKS:
-        raise CorruptError(
-            f"{fields.where}: partition_count is {brief(max(counts))}; at most {MAX_RANKS} ranks are supported."
-        )
+        raise CorruptError(f"{fields.where}: partition_count is {brief(max(counts))}, more than {MAX_RANKS}.")
     return counts
 
 

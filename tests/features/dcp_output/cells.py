@@ -132,5 +132,5 @@ def with_manifest(source: Path, here: Path) -> Path:
 OTHER_OPTIONS = {
     "--reset-optimizer": "--to dcp writes optimizer states only with --states",
     "--world-size": "--chunks N splits their tensors for N",
-    "--load-dir": "Name INPUT first, then OUTPUT",
+    "--load-dir": "Give INPUT first, then OUTPUT",
 }
