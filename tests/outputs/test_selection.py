@@ -278,7 +278,7 @@ def test_what_is_only_widened_leaves_wider_floats_and_codes_of_8_bits(dtype: str
 def test_a_key_that_only_begins_names_leads_to_include(tmp_path: Path) -> None:
     torch.save({"model.a": torch.ones(2), "head": torch.ones(2)}, tmp_path / "flat.pt")
     run = ckptconv_here("convert", tmp_path / "flat.pt", tmp_path / "out", "--key", "model")
-    run.refused(2, "The key 'model' does not exist", "select these names with --include")
+    run.refused(2, "The key 'model' does not exist", "Select these names with --include")
     done(ckptconv_here("convert", tmp_path / "flat.pt", tmp_path / "out", "--include", "model.*"))
 
 

@@ -1334,7 +1334,7 @@ def test_paddings_that_contradict_the_partitions_are_refused_with_both_numbers(t
         "With 7 elements",
     )
     fewer = Save(stage=2, optim={"param_alignment_paddings": [[0, 0, 0]]})
-    refused(write(tmp_path / "2", dense(), fewer), CorruptError, "1 groups", "partitions of 2")
+    refused(write(tmp_path / "2", dense(), fewer), CorruptError, "of 1 group,", "partitions of 2")
 
 
 def test_partitions_of_a_length_that_padding_does_not_make_are_refused(tmp_path: Path) -> None:

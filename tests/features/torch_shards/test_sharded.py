@@ -268,13 +268,13 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
 def test_tensors_that_a_file_lacks_are_named(tmp_path: Path) -> None:
     directory = sharded(state_dict(), tmp_path / "in")
     changed(directory, lambda index: index["weight_map"].update(new="pytorch_model-00001-of-00003.bin"))
-    refused(4, "1 tensors in pytorch_model-00001-of-00003.bin that the file does not contain: new", path=directory)
+    refused(4, "1 tensor in pytorch_model-00001-of-00003.bin that the file does not contain: new", path=directory)
 
 
 def test_tensors_that_the_index_lacks_are_named(tmp_path: Path) -> None:
     directory = sharded(state_dict(), tmp_path / "in")
     changed(directory, lambda index: index["weight_map"].pop("head"))
-    refused(4, "pytorch_model-00003-of-00003.bin contains 1 tensors", "does not list: head", path=directory)
+    refused(4, "pytorch_model-00003-of-00003.bin contains 1 tensor", "does not list: head", path=directory)
 
 
 def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
