@@ -108,7 +108,7 @@ def convert(
                 path = source.path if isinstance(source, Source) else normalize(source)
                 place = Location(path, dict(chosen.storage_options))
                 beside_it = default_output(sources[0], place, suffix_of(chosen.to))
-                beside_it = Proposed(beside_it, f"To replace it: INPUT {shlex.quote(beside_it)}, or give --overwrite.")
+                beside_it = Proposed(beside_it, f"To replace it, give INPUT {shlex.quote(beside_it)}, or --overwrite.")
                 named, chosen = named_outputs(beside_it, chosen)
                 targets = targets_of(named, chosen)
                 chosen = chosen.replaced(spool_dir=chosen.spool_dir or nearest_directory(targets[0].path))

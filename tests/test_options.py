@@ -461,7 +461,7 @@ def test_arguments_in_order_are_counted() -> None:
         UsageError, match=r"^convert\(source, output\) was given 3 arguments without a name\."
     ) as caught:
         ckptconv.convert("a", "b", "c")  # type: ignore[misc]
-    assert caught.value.hint == "Give the others by name."
+    assert caught.value.hint == "Give the other arguments by name."
 
 
 def test_only_a_state_is_met_with_what_writes_one(tmp_path: Path) -> None:
@@ -477,7 +477,7 @@ def test_options_of_what_is_printed_are_the_command_line_s() -> None:
     for name in ("json", "quiet", "verbose"):
         with pytest.raises(UsageError) as caught:
             ckptconv.convert("none.pt", **{name: True})  # type: ignore[arg-type]
-        assert caught.value.hint == "Only the command line has it."
+        assert caught.value.hint == "Only the command line has this option."
 
 
 def test_dtypes_of_numpy_are_those_of_the_same_name() -> None:

@@ -76,15 +76,15 @@ def convert_(
         second = words[1] if len(words) > 1 else None
         # A shell's pattern that matches two inputs, or a user who swaps INPUT and OUTPUT, gives a checkpoint here.
         if second and (is_remote(second) or (os.path.isfile(second) and os.path.getsize(second))):
-            more = several("If it is another input: {}. ")
-            second = Proposed(second, f"INPUT comes before OUTPUT. {more}To replace it: -o {shlex.quote(second)}.")
+            more = several("If it is another input, use {}. ")
+            second = Proposed(second, f"INPUT comes before OUTPUT. {more}To replace it, use -o {shlex.quote(second)}.")
         if len(words) > 2:
             combining: list[str] = [name for name in ("average", "merge") if name in COMMANDS]
             combining += [] if missing("graft") else ["convert A OUTPUT --graft 'B:*' for different tensors"]
             hint = "".join(of_feature(feature, "command").instead(words, options) for feature in CARRIED_OUT)
             hint += f"Commands that combine inputs: {some(combining, form=str)}." if combining else ""
             if any(re.fullmatch("[KMGT]i?B", word) for word in words):
-                hint = "Write a size in one word: 5GB."
+                hint = "Write a size without a space: 5GB."
             if odd := next(filter(re.compile("(?i:yes|no|true|false|on|off)|to|into").fullmatch, words[1:]), ""):
                 hint = f"Leave out {odd!r}: OUTPUT follows INPUT, and switches such as --verify take no value."
             raise UsageError(f"Expected INPUT and OUTPUT, but found {len(words)} arguments.", hint.strip())

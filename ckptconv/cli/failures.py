@@ -197,7 +197,7 @@ def failure_of(error: BaseException) -> CkptconvError | None:
                 other = f"--json takes no file: --json > {more[1]}. "
             elif "--include" in options and "OUTPUT" not in usage and not more[1].isdecimal():
                 globs = " ".join(f"--include {shlex.quote(word)}" for word in more[1].split())
-                other += f"If tensors are meant, give {globs}. "
+                other += f"To select tensors, use {globs}. "
             return UsageError(f"Too many arguments: {more[1]}.", f"{other}{usage}.")
         if error.ctx and (named := re.match(r"No such command '(.*?)'\.", message)):
             return _no_command(named[1], error.ctx)

@@ -147,7 +147,7 @@ LONE = (
     ),
     LoneKind(
         "belongs to one of several ranks of torch_xla's FSDP.",
-        "Use its consolidate_sharded_ckpts.",
+        "Use torch_xla's consolidate_sharded_ckpts.",
         _of_xla,
     ),
     LoneKind(

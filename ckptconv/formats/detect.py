@@ -74,7 +74,7 @@ def open_source(
     path, feature_options = placed(path, {**feature_options, "recorded": recorded}, reaching)
     path = stores.pinned(path, reached)
     if is_pipe(path):
-        pipes = needed(PIPES, "pipes", f"{path} is a pipe: to read it", "Write it to a file first.")
+        pipes = needed(PIPES, "pipes", f"{path} is a pipe, and reading it", "Write it to a file first.")
         path = str(pipes.take_pipe(path, spool_dir))
     elif is_remote(path):
         stores.reached(path).taken(path, reached, spool_dir)
@@ -162,7 +162,7 @@ def _with_states(source: Source, how: str, *asked: Any) -> Source:
         return with_states
     if source.optimizer is not None:
         return source
-    message = f"{NOT_CONVERTED}the optimizer states: to find them"
+    message = f"{NOT_CONVERTED}the optimizer states. Finding them"
     error = lacking(message, STATES, "Convert only the weights.", UnsupportedError)
     of_states = source.of_states._replace(error=error)
     return source._replace(of_states=of_states, notes=[*source.notes, error.message])
@@ -240,4 +240,4 @@ def _named(family: str) -> list[Format]:
     """Return the expected format if another package provides it."""
     if not family or any(family == known.FAMILY for known in FORMATS):
         return []
-    return [needed(PLUGINS, "entries", f"The format {family!r} is not known: to ask other packages").named(family)]
+    return [needed(PLUGINS, "entries", f"The format {family!r} is not known, and asking other packages").named(family)]

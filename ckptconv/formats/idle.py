@@ -11,7 +11,7 @@ from ckptconv.storage.location import Location
 
 # Options that select a part or tensors: without their effect, others than the wanted ones would be converted.
 _SELECTING = ("--tag", "--exclude-frozen-parameters", "--master", "--unstack")
-_OTHERWISE = "Leave it out, or first convert the checkpoint that it applies to separately."
+_OTHERWISE = "Leave the option out, or first convert separately the checkpoint that it applies to."
 
 
 def warned(source: Source, place: Location, called: str, wanted: Wanted) -> Source:

@@ -255,8 +255,8 @@ def _read_set(place: Location, warnings: list[str]) -> TensorFiles:
     missing = [name for name, entry in entries.items() if entry.kind != "file"]
     if missing:
         raise CorruptError(
-            f"{place} lists {len(names)} files, of which {len(missing)} cannot be found: {some(missing)}.",
-            "Copy or download them too.",
+            f"{place} lists files that cannot be found ({len(missing)} of {len(names)}): {some(missing)}.",
+            "Copy or download the missing files.",
         )
     content = TensorFiles(place.path, index.identity.file.size)
     content.shards = [place.parent.join(name).path for name in names]
@@ -390,7 +390,7 @@ def _metadata(path: str, value_given: Any) -> dict[str, str]:
     if value_given is None:
         return {}
     if type(value_given) is not dict or not all(type(value) is str for value in value_given.values()):
-        raise _corrupt(path, "its metadata is not an object of strings")
+        raise _corrupt(path, f"its {METADATA} is not a map from strings to strings")
     return value_given
 
 
@@ -409,7 +409,7 @@ def _raw_header(reader: Reader, base: int, stop: int, first: int) -> tuple[bytes
             f"{length} bytes; at most {MAX_HEADER} are allowed."
         )
     if length > size - 8:
-        raise _corrupt(path, f"its header of {length} bytes extends beyond its {size} bytes")
+        raise _corrupt(path, f"its header of {length} bytes extends beyond the {size} bytes of the file")
     if head[8:9] != b"{":
         raise _corrupt(path, f"its header begins with {head[8:24]!r}, not with a JSON object")
     if len(head) < 8 + length:
@@ -466,7 +466,7 @@ def tensors_of(places: list[_Place], file: File, start: int, limit: int | None =
             )
         if stop > end:
             raise _truncated(
-                file.path, f"{quoted(name)} ends at byte {stop} of the data, but it has {end} bytes: it was cut short"
+                file.path, f"{quoted(name)} ends at byte {stop} of {end} bytes of data: the file was cut short"
             )
         steps = strides.get(shape)
         if steps is None:

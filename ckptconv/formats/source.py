@@ -404,7 +404,7 @@ def source_of(origin: str | os.PathLike[str] | Source | Opened, given: Mapping[s
     option that is `given`, but decides how a checkpoint is opened."""
     source = origin if isinstance(origin, Source) else getattr(origin, "source", None)
     if late := next((name for name in _WHEN_OPENED if (given or {}).get(name) and source is not origin and source), ""):
-        raise UsageError(f"{late} decides how a checkpoint is opened, and this one is open.", "Give its path instead.")
+        raise UsageError(f"{late} decides how a checkpoint is opened, but it is open already.", "Give a path instead.")
     return source if isinstance(source, Source) else parse_path(origin)
 
 

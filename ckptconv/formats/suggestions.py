@@ -28,20 +28,20 @@ def within(place: Location) -> str:
     """Return a sentence on the content of a directory without a checkpoint, and on what to do."""
     names = sorted(name for name in place.names if not name.startswith("."))
     if not place.names:
-        return "Its server does not list the files in it." if is_quoted(place.path) else "It is empty."
+        return "The server does not list its files." if is_quoted(place.path) else "It is empty."
     if pipeline := reader_of(place):
         return str(pipeline.hint(place))
     checkpoints = [str(place.join(name)) for name in names[:_LOOKED_AT] if is_checkpoint(place.join(name))]
     if len(checkpoints) > 1:
         words = " ".join(map(shlex.quote, checkpoints)) if len(checkpoints) <= _FEW else "INPUT..."
         return (
-            f"It contains several: {some(checkpoints, _FEW, str)}. Give one of them"
+            f"It contains several checkpoints: {some(checkpoints, _FEW, str)}. Give one of them"
             f"{several('. To convert several: {}', words) or '.'}"
         )
     if checkpoints:
         return f"Give the checkpoint in this directory: {checkpoints[0]}"
     if all(name.startswith(HIDDEN) for name in place.names):
-        return "It contains an unfinished conversion: repeat its command to continue, or delete the directory."
+        return "It contains an unfinished conversion. Repeat its command to continue, or delete the directory."
     return f"Give a file, or the directory of the checkpoint. It contains {some(sorted(place.names), form=str)}."
 
 
@@ -74,7 +74,7 @@ def nearby(place: Location) -> str:
         return stores.hint(path, place.options)
     stem, suffix = os.path.splitext(place.name)
     if place.name in (*TORCH_MODELS, *(f"{stem}{SUFFIX}" for stem in STEMS)) and is_checkpoint(place.parent):
-        return f"The weights next to it have other names: give the directory {place.parent} itself."
+        return f"The weights in {place.parent} have other names. Give this directory."
     begun = re.compile(rf"{re.escape(stem)}(\D.*{re.escape(suffix)}|\.(bin|ckpt|pth?|safetensors))", re.DOTALL)
     if stem and len(near := [name for name in place.parent.names if begun.fullmatch(name)]) == 1:
         return f"Did you mean {os.path.join(os.path.dirname(path), near[0])}?"

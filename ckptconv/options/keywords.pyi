@@ -196,8 +196,8 @@ class _Naming(TypedDict, total=False):
     """Write a DeepSpeed universal checkpoint to DIR, to resume training from."""
 
     zero_stage: int | str | None
-    """The ZeRO stage of the training that will load the universal checkpoint. Default: any; for a ZeRO checkpoint, its
-    own stage."""
+    """The ZeRO stage of the training run that will load the universal checkpoint. Default: any; for a ZeRO checkpoint,
+    its own stage."""
 
     fresh_optimizer: bool
     """Start the universal checkpoint with zero moments at step 0, without the states of INPUT."""
@@ -367,7 +367,7 @@ class _FindingStates(TypedDict, total=False):
     flatten_optimizer_state_dict."""
 
     fill_states: bool
-    """Write zeros as missing optimizer states: torch's strict load requires states for every parameter."""
+    """Write zeros for missing optimizer states, because torch's strict load requires states for every parameter."""
 
 
 class _Layers(TypedDict, total=False):

@@ -101,7 +101,7 @@ def parse_rule(text: str, called: str) -> tuple[re.Pattern[str], str]:
     """Return the pattern and the replacement of a renaming rule. Raise UsageError, naming the option, for others."""
     pattern, equals, replacement = text.rpartition("=")
     if not equals:
-        raise UsageError(f"{called} {text!r} is not of the form REGEX=REPLACEMENT.", "Write 'a=b' for a to become b.")
+        raise UsageError(f"{called} {text!r} is not of the form REGEX=REPLACEMENT.", "'a=b' replaces a with b.")
     if re.search(r"\$\d", replacement):
         raise UsageError(f"{called} {text!r} refers to a group by $.", r"Groups are \1, \2, in quotes: '(a)=\1b'.")
     try:
@@ -124,7 +124,7 @@ def _size(value: Any, called: str) -> int:
     """Return a number of bytes. Raise UsageError for a text without a unit if it is less than a megabyte."""
     size = parse_size(value, called)
     if isinstance(value, str) and not value.strip()[-1].isalpha() and size < 10**6:
-        hint = f"Write {size}GB or {size}MB if you mean that, or {size}B if you do not."
+        hint = f"Write {size}GB or {size}MB, or {size}B if bytes are meant."
         raise UsageError(f"{called} {value} has no unit, so it means {count_of(size, 'byte')}.", hint)
     return size
 

@@ -20,7 +20,7 @@ _NO_WORDS: Mapping[str, str] = MappingProxyType({})
 WORDS = {
     "-o --out --output --output-file --outfile --output-path --save-path --dst": "Name OUTPUT last.",
     "-i --input --input-dir --checkpoint --checkpoint-dir --checkpoint-path --ckpt --model --src": "Name INPUT first.",
-    "-d": "Did you mean --dtype or --verbose? OUTPUT is named after INPUT.",
+    "-d": "Did you mean --dtype or --verbose? OUTPUT follows INPUT.",
     "--bf16 --bfloat16": "Use --dtype bf16.",
     "--fp16 --float16 --half": "Use --dtype fp16.",
     "--fp32 --float32 --float": "Use --dtype fp32.",
@@ -65,7 +65,7 @@ ELSEWHERE = {
     "nf4 bnb bitsandbytes": "NF4 is read with --dequantize, but not written; use int4-g32, mxfp4 or nvfp4 for 4 bits.",
     "gptq awq": "GPTQ and AWQ need sample data: use their own programs, or convert --quantize fp8-block.",
     "unmerge demerge extract-lora lora-extract": (
-        "An adapter cannot be extracted from a merged model: keep the base model. ckptconv diff BASE MODEL --delta DIR "
+        "An adapter cannot be extracted from a merged model. Keep the base model. ckptconv diff BASE MODEL --delta DIR "
         "stores their exact difference."
     ),
 }
@@ -94,7 +94,7 @@ def unknown(
         text = re.sub(r"--([\w-]+)", lambda flag: flag[1].replace("-", "_"), advice)
         named = re.findall(r"--([\w-]+)", advice)
         meant = text if {flag.replace("-", "_") for flag in named}.issubset(known) else meant
-    meant = "Only the command line has it." if name in ("json", "quiet", "verbose") else meant
+    meant = "Only the command line has this option." if name in ("json", "quiet", "verbose") else meant
     meant = next((text for names, text in instead.items() if name in names.split()), meant)
     meant = meant.replace("VALUE", repr(value) if isinstance(value, str) else "...")
     has = f"{called} has {', '.join(sorted({*known} - {'self'}))}."
@@ -112,7 +112,7 @@ def miscounted(called: str, names: Sequence[str], count: int, lacks: Iterable[st
     if lacks:
         return UsageError(f"{shown} lacks {' and '.join(sorted(lacks, key=names.index))}.")
     given = f"{shown} was given {count - ('self' in names)} arguments without a name."
-    return UsageError(given, instead.get("*", "Give the others by name."))
+    return UsageError(given, instead.get("*", "Give the other arguments by name."))
 
 
 def not_among(value: Any, called: str, choices: tuple[str, ...], words: Mapping[str, str]) -> UsageError:

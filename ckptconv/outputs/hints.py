@@ -23,7 +23,7 @@ def candidates(wanted: str, names: Sequence[str], most: int = 8) -> str:
     if wanted and any(name.startswith(f"{wanted}.") for name in names):
         component = _COMPONENTS.get(wanted.rpartition(".")[2])
         part = f", or with --component {component} if config.json describes it" if component else ""
-        return f"Names begin with {wanted}., but no mapping has this key: select these names with --include{part}."
+        return f"Names begin with {wanted}., but no mapping has this key. Select these names with --include{part}."
     words = re.split(r"\W|_", wanted)  # model is like ema_model, and so is ema
     if close := [
         *difflib.get_close_matches(wanted, names),
@@ -41,7 +41,7 @@ def keys_like(wanted: str, children: Mapping[str, object], above: str) -> str:
             return f"Names under {key} begin with {wanted}.: select these with --key {key} --include '{wanted}.*'."
     hint = candidates(wanted, list(children))
     is_flat = hint.startswith("The keys are ") and any(name.endswith(".weight") for name in children)
-    return "The weights are at the top: leave out --key." if is_flat and wanted in MODEL_KEYS and not above else hint
+    return "The weights are at the top. Leave out --key." if is_flat and wanted in MODEL_KEYS and not above else hint
 
 
 def check_glob(glob: str, names: Sequence[str], choice: Choice) -> None:
@@ -62,7 +62,7 @@ def globs_like(glob: str, names: Sequence[str]) -> str:
     if "\\" in glob:
         return "The pattern is a glob, not a regular expression: * matches any characters, and a dot matches itself."
     if re.search("[{,]", glob):
-        return "A glob cannot contain {…} or commas: repeat the option for each glob."
+        return "A glob cannot contain {…} or commas. Repeat the option for each glob."
     literal = "." + re.split(r"[*?[]", glob)[0]
     heads = {name[: name.index(literal) + 1] for name in names if literal in name}
     head = heads.pop() if len(heads) == 1 else "*."

@@ -26,7 +26,7 @@ def notes_of(sources: Sequence[Source], outputs: Sequence[Output], chosen: Optio
         hints = [hint for hint in hints if not is_renamed or (given in hint and f"{given} " not in hint)]
         yield from (hint for hint in hints if not chosen.key or f"--key {chosen.key} " in hint)
     if are_weights_left(sources, (output.target.holds for output in outputs)):
-        yield f"{NOT_CONVERTED}the weights. Name OUTPUT after INPUT for them."
+        yield f"{NOT_CONVERTED}the weights. To convert them, give OUTPUT after INPUT."
     yield from (note for output in outputs for note in output.notices.notes)
 
 
@@ -66,5 +66,5 @@ def _no_model(source: Source, outputs: Sequence[Output], chosen: Options) -> str
         problem = f"has all its tensors ({count}) inside {classes}: their names are not those of a model"
     advice = "On a machine with these classes, save the state_dict() of the objects, or a dict of their tensors."
     if chosen.raw:
-        advice = "Without --raw, whole modules among them become state dicts."
+        advice = "Without --raw, whole modules among these objects become state dicts."
     return f"{source.path} {problem}. The output is not a usable model. {advice}"

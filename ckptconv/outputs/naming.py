@@ -61,8 +61,8 @@ def named(source: Source, options: Options) -> Named:
     if structured and (choice or (options.tied != "alias" and stored.aliases)):
         structured = False
         why = "--include or --exclude" if choice else "--tied duplicate"
-        reason = f"its tensors were renamed, and {why} cannot keep it consistent"
-        warnings = (f"{source.path}: its structure record was left out: {reason}.",)
+        reason = f"the tensors were renamed, and with {why} the record would not match them"
+        warnings = (f"{source.path}: its structure record was left out, because {reason}.",)
     described = _as_stored(stored, described, structured)
     return Named(described, stored.aliases, structured, choice, warnings, optimizers=optimizers)
 

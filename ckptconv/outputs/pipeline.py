@@ -21,7 +21,7 @@ from ckptconv.outputs.selection import Rename
 from ckptconv.process import of_feature
 from ckptconv.structure import parted
 from ckptconv.structure.choice import Choice
-from ckptconv.text import some
+from ckptconv.text import count_of, some
 
 # The modules that select what outputs hold besides weights.
 _OTHERS = {"optimizer": "ckptconv.outputs.states"}
@@ -109,7 +109,7 @@ def names_of(
     lost = [name for name in source.unaccounted if not options.include and not choice.excludes(name)]
     if lost:
         raise CorruptError(
-            f"{source.path} lists {len(lost)} parameters without data: "
+            f"{source.path} lists {count_of(len(lost), 'parameter')} without data: "
             f"{', '.join(lost[:5])}{', …' if len(lost) > 5 else ''}.",
             "Some releases did not save tied or frozen parameters; leave these out with --exclude.",
         )
@@ -121,8 +121,8 @@ def check_pieces(source: Source, names: Iterable[str]) -> None:
     pieces = [name for name in names if source.pieces.search(name)] if source.pieces else []
     if pieces:
         raise UnsupportedError(
-            f"{source.path} was saved with FSDP's LOCAL_STATE_DICT: {some(pieces, 1, repr)} are flat parameters. Each "
-            "contains several parameters, but the checkpoint does not record their shapes.",
+            f"{source.path} was saved with FSDP's LOCAL_STATE_DICT, with flat parameters: {some(pieces, 1, repr)}. "
+            "Each contains several parameters, but the checkpoint does not record their shapes.",
             "Load it in the training run, and save it with SHARDED_STATE_DICT or FULL_STATE_DICT.",
         )
 
@@ -147,7 +147,7 @@ def with_metadata(chosen: Selected, remarks: Mapping[str, str], path: str) -> Se
     lost = sorted(key for key, text in remarks.items() if key not in METADATA and (key in taken or text in taken))
     warnings = chosen.warnings
     if lost:
-        lost_keys = f"left out of the metadata: {some(lost)}. Readers would read it as the name of a tied tensor"
+        lost_keys = f"left out of the metadata: {some(lost)}. Readers would take these for names of tied tensors"
         warnings = (*warnings, f"{path}: {lost_keys} in the output.")
     kept = {key: text for key, text in remarks.items() if key not in lost}
     return chosen._replace(metadata={**METADATA, **kept}, warnings=warnings)

@@ -142,7 +142,7 @@ def check_growth(output: Output, available: int) -> None:
     if sum(part.nbytes for part in parts) > most:
         largest = max(parts, key=lambda part: part.nbytes)
         raise LimitError(
-            f"{output.target.path} would have {output.plan.nbytes} bytes, made of {available}: tensors such as "
+            f"{output.target.path} would have {output.plan.nbytes} bytes from {available} of input: tensors such as "
             f"{largest.name!r} of {largest.nbytes} bytes repeat the same elements. The limit for this input is {most} "
             "bytes.",
             f"Leave it out with --exclude {largest.name!r}, or save a contiguous copy of it.",

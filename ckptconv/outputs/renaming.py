@@ -35,7 +35,7 @@ def collected(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
         if new in taken:
             raise UsageError(
                 f"Renaming would give {taken[new]!r} and {old!r} the same name, {new!r}.",
-                "Change --strip-prefix or --rename, or leave one of them out with --exclude.",
+                "Change --strip-prefix or --rename, or leave one tensor out with --exclude.",
             )
         if old and (not new or new[0] == "." != old[0]):
             raise UsageError(
@@ -100,7 +100,7 @@ def idle(names: Iterable[str], options: Options, tree: Any) -> dict[str, str]:
             break
     idle = {option: name for option, name in first.items() if option not in changing}
     return {
-        option: f"changes no name; the first is {name[:LONGEST]!r}{_whole_prefix(option, name, options, tree)}"
+        option: f"changes no name; the first name is {name[:LONGEST]!r}{_whole_prefix(option, name, options, tree)}"
         for option, name in idle.items()
     }
 

@@ -70,7 +70,7 @@ def code_of(file: str, key: str, tensor: LazyTensor) -> str:
     if tensor.dtype.code is None:
         raise UnsupportedError(
             f"{file}: {key!r} is a tensor of {tensor.dtype}, a dtype that safetensors do not support.",
-            "Leave it out with --exclude, or convert it before saving.",
+            "Leave the tensor out with --exclude, or save it with another dtype.",
         )
     return tensor.dtype.code
 

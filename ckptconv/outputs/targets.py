@@ -204,7 +204,7 @@ def named_outputs(output: str | None, options: Options) -> tuple[dict[str, str],
         _check_alone(output, options)
     if to in CHECKPOINTS and options.optimizer:
         if options.states:
-            raise UsageError(f"--to {to} reads the optimizer states, but --optimizer writes these.", _STATES)
+            raise UsageError(f"With --to {to}, --optimizer and --states are the same option.", "Leave --optimizer out.")
         former_given("--optimizer", OPTIONS["states"])
         options = options.replaced(states=options.optimizer, optimizer="")
     if to and to not in CHECKPOINTS and output is not None:
@@ -222,7 +222,7 @@ def _check_alone(output: str | None, options: Options) -> None:
     others = further(options)
     if KINDS[NAMED[options.to][0]].holds == "weights":
         if output is None and others:
-            raise UsageError(f"--to {options.to} specifies the kind of OUTPUT, but OUTPUT is missing.", "Name it.")
+            raise UsageError(f"--to {options.to} specifies the kind of OUTPUT, but OUTPUT is missing.", "Give it.")
         return
     if output is None:
         called = entry_of(NAMED[options.to][0]).called or f"--to {options.to}"
@@ -286,7 +286,7 @@ def resolve_output(path: str, options: Options) -> Target:
     if is_file and entry.kind == "directory" and not is_remote(path):
         raise UsageError(
             f"{path} is a directory, but a name that ends in {os.path.splitext(path)[1]} specifies a file.",
-            "Remove it, or choose another name.",
+            "Choose another name.",
         )
     # A directory with such a suffix needs a final slash.
     if not is_file and (entry.kind == "file" or path.endswith(CHECKPOINT_SUFFIXES)):
@@ -310,7 +310,7 @@ def _check_above(path: str) -> None:
     above = dirname(path)
     kind = "directory" if is_remote(path) else look(above).kind
     if kind == "missing":
-        advice = "The shell did not expand the ~: leave out quotes." if path[0] == "~" else "Create it (mkdir -p)."
+        advice = "The shell did not expand the ~. Leave out quotes." if path[0] == "~" else "Create it (mkdir -p)."
         raise UsageError(f"{path} cannot be written: the directory {above} does not exist.", advice)
     if kind != "directory":
         raise UsageError(f"{path} cannot be written: {above} is not a directory.", "Choose another OUTPUT.")
@@ -334,7 +334,7 @@ def _resolve_tree(path: str, kind: str, options: Options) -> Target:
     """Return the target of a directory that is replaced as a whole. Raise UsageError if none can be written there."""
     check_place(path, options.storage_options)
     if is_remote(path) and "/" not in path.partition("://")[2].rstrip("/"):
-        raise UsageError(f"{path}: a file is written next to this directory. Give a directory below it.")
+        raise UsageError(f"{path} cannot be the output: a file is written next to it.", f"Give a directory in {path}.")
     return Target(real_place(path), kind, proposed=_proposed(path))
 
 

@@ -150,7 +150,7 @@ class Calls:
         if max(len(module), len(name)) > _LONGEST_NAME:
             # Python finds no module with a null byte in its name, and reads no further.
             kind = MalformedError if "\0" in module.partition(".")[0] else ExcessiveError
-            raise kind(f"has a class name of {max(len(module), len(name))} characters")
+            raise kind(f"has a class name of {max(len(module), len(name))} characters, more than {_LONGEST_NAME}")
         if mentioned not in self.known and key not in self.meanings and self._is_known(module, name):
             # Python resolves dots in the name as attributes. torch compares the joined path, wherever the module ends.
             self.odd(f"refers to {brief(mentioned)} with a different split into module and name")

@@ -173,11 +173,11 @@ _PARTIAL = "placed as Partial: each rank has only a summand of every element"
 
 _ADVICE = {
     _UNINITIALIZED: "Call the model once before saving, or leave out the tensors with --exclude.",
-    _PARTIAL: "Redistribute it to Shard or Replicate before saving, or leave it out with --exclude.",
-    _META: "Save the checkpoint again with its weights loaded, or leave them out with --exclude.",
+    _PARTIAL: "Redistribute the tensors to Shard or Replicate before saving, or leave them out with --exclude.",
+    _META: "Save the checkpoint again with its weights loaded, or leave out these tensors with --exclude.",
     _DISTRIBUTED: (
         "Put the files of all ranks in one directory, with each rank in its name (model_rank0.pt, model_rank1.pt, …), "
-        "and convert the directory; or gather whole tensors before saving; or leave them out with --exclude."
+        "and convert the directory; or gather whole tensors before saving; or leave these out with --exclude."
     ),
 }
 

@@ -155,7 +155,7 @@ def _push(make: Callable[[State], Any]) -> Callable[[State], None]:
 def _proto(machine: State) -> None:
     version = machine.take(1)[0]
     if version > 5:
-        raise RefusedError(f"is of protocol {version}; 0 to 5 are known")
+        raise RefusedError(f"is of protocol {version}; protocols 0 to 5 are supported")
 
 
 def _frame(machine: State) -> None:
@@ -244,7 +244,7 @@ def _add_items(machine: State) -> None:
 
 def _checked(machine: State, length: int) -> int:
     if length > machine.limits.int_bytes:
-        raise ExcessiveError(f"has an integer of {length} bytes")
+        raise ExcessiveError(f"has an integer of {length} bytes; at most {machine.limits.int_bytes} are supported")
     return length
 
 

@@ -199,7 +199,7 @@ def _foreign(path: str, names: Sequence[str], mixed: Sequence[str], overwrite: b
     return UsageError(
         f"{path} contains {some(names, 3, str)}, not recognised as an output of ckptconv: an output in this "
         "directory would replace these files or be read together with them.",
-        NEW_DIRECTORY if mixed else f"{NEW_DIRECTORY} --overwrite replaces files with the names of output files.",
+        NEW_DIRECTORY if mixed else f"{NEW_DIRECTORY} --overwrite replaces files that have names of output files.",
     )
 
 

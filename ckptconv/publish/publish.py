@@ -548,7 +548,7 @@ def _check_equal(outputs: Iterable[Output], equal: Iterable[Equal], readers: Rea
                 raise CorruptError(
                     f"{_places(first)}: according to the structure record, these tensors share memory, but their "
                     "shared elements differ: one tensor was changed.",
-                    "Change both tensors alike, or leave one out with --exclude.",
+                    "Make the shared elements equal in both tensors, or leave one tensor out with --exclude.",
                 )
 
 

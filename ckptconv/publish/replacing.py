@@ -135,7 +135,7 @@ class Replacing:
             if place in taken or any(claim.form in TREES and _lies_below(path, claim.path) for claim in claims):
                 raise UsageError(f"The output of {option} would replace the output {path}.", "Give it another path.")
             if option[2:] in STATEMENTS and any(_lies_below(path, claim.path) for claim in claims):
-                why = f"{option} {path} is in the output, but cannot describe itself."
+                why = f"{option} {path} is in the output, but the file cannot describe itself."
                 raise UsageError(why, "Give a path outside the output.")
             if basename(path).startswith(HIDDEN):
                 raise UsageError(f"{option} {path}: ckptconv reserves names with this prefix.", NEW_NAME)

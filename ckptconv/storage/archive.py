@@ -253,7 +253,7 @@ class Archive:
             sizes = [next(wide, None) if number == ZIP64 else number for number in numbers]
             if None not in sizes:
                 return [number for number in sizes if number is not None]
-        raise self.corrupt("a member is larger than 4 GiB, but its size is missing or occurs twice")
+        raise self.corrupt("a member has a size or offset beyond 4 GiB, but no single zip64 field contains it")
 
     def _name_of(self, raw: bytes, flags: int, extra: bytes) -> tuple[str, int]:
         """Return a member's name, and its flags, with the UTF-8 flag set if the name is UTF-8.

@@ -72,7 +72,7 @@ class InMemory(Reader):
 
     def read_at(self, offset: int, length: int) -> bytes:
         if offset + length > len(self._data):
-            raise CorruptError(f"{self.file.path} ends at byte {len(self._data)}, but should be longer.")
+            raise CorruptError(f"{self.file.path} ends at byte {len(self._data)}, before byte {offset + length}.")
         return self._data[offset : offset + length]
 
 

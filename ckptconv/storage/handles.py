@@ -38,8 +38,8 @@ class ForeignError(FailedError):
 
     def __init__(self, path: str, entry: str) -> None:
         super().__init__(
-            f"{path} blocks the output: it is {entry}, which is neither used nor removed. No output was published.",
-            "Remove it if you know its owner, or write to another path. The same user must write all parts.",
+            f"{path} blocks the output: it is {entry}. It was neither used nor removed, and no output was published.",
+            "Remove it if you know its owner, or write to another path. With --part, one user must write all parts.",
         )
 
 
@@ -91,7 +91,7 @@ class Handle:
             inner = self.inside(name)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENOTDIR):
-                raise ForeignError(path, "no directory") from None
+                raise ForeignError(path, "not a directory") from None
             if error.errno in (errno.EACCES, errno.EPERM):
                 raise ForeignError(path, "a directory of another user") from None
             raise

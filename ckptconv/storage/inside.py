@@ -47,7 +47,7 @@ def check_inside(name: str, where: str, directory: str, *, nested: bool = True) 
         why = "it is a path"
     if why:
         raise UnsafeError(
-            f"{where} refers to {name[:_LONGEST]!r}, which is outside its directory: {why}. No honest checkpoint "
-            "does that, and that place was not read.",
+            f"{where} refers to {name[:_LONGEST]!r}, which is outside its directory or not a valid path: {why}. No "
+            "honest checkpoint does that, and the path was not read.",
             "Do not trust the source of this checkpoint.",
         )

@@ -21,7 +21,7 @@ UNPACKING = "compressed"
 
 def unpacking(name: str) -> Any:
     """Return the module that unpacks packed files. Raise UnsupportedError for the file `name` if there is none."""
-    subject = f"{name} is compressed: to unpack it"
+    subject = f"{name} is compressed, and unpacking it"
     return needed(UNPACKING, "unpacking", subject, "Write the file uncompressed.", UnsupportedError)
 
 

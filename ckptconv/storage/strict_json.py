@@ -232,7 +232,7 @@ def check(value: Any, shape: Any, subject: str) -> Any:
             check(value, shape.shape, subject)
     elif isinstance(shape, tuple):
         if len(list_of(value, subject)) != len(shape):
-            raise ValueError(f"{subject} has {len(value)} values, where {len(shape)} were expected")
+            raise ValueError(f"{subject} has {len(value)} values, but {len(shape)} were expected")
         for item, its in zip(value, shape, strict=True):
             check(item, its, f"a value of {subject}")
     elif shape is int:

@@ -163,8 +163,8 @@ def writing(path: str) -> Iterator[None]:
     except OSError as error:
         hints = {
             errno.ENOSPC: "Free some space, or write elsewhere.",
-            errno.EDQUOT: "Your quota is exhausted: free some space, or write elsewhere.",
-            errno.EFBIG: "A limit on file sizes is in force (see `ulimit -f`): use a smaller --max-shard-size.",
+            errno.EDQUOT: "Your disk quota is exhausted. Free some space, or write elsewhere.",
+            errno.EFBIG: "A limit on file sizes is in force (see `ulimit -f`). Use a smaller --max-shard-size.",
             errno.EROFS: "Choose an output on a writable file system.",
             errno.EACCES: "Choose a writable output, or change the permissions.",
             errno.EPERM: "Choose a writable output, or change the permissions.",

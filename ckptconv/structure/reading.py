@@ -32,7 +32,7 @@ def parse(structure: str) -> StructureRecord:
             "Use the release of ckptconv that wrote it, or a later release.",
         )
     nodes, storages = record.get("nodes", []), record.get("storages", [])
-    expect("root" in record and type(nodes) is list and type(storages) is list, "it lacks parts of a record")
+    expect("root" in record and type(nodes) is list and type(storages) is list, "its root or a list is missing")
     for storage in storages:
         valid = type(storage) is list and len(storage) == 2 and is_count(storage[0]) and type(storage[1]) is str
         expect(valid, "a storage is not a size and a dtype")

@@ -151,7 +151,7 @@ def _check_nested(parts: Mapping[str, Any]) -> None:
     offsets = parts["storage_offsets"]
     if isinstance(offsets, (list, tuple)):  # before torch 2
         lengths: tuple[int, ...] = (len(offsets),)
-        _need(all(type(offset) is int and offset >= 0 for offset in offsets), "negative offsets, or other types")
+        _need(all(type(offset) is int and offset >= 0 for offset in offsets), "offsets that are not counts")
     else:
         lengths = _integers(offsets, "offsets")
     _need(sizes == strides, "sizes and strides of different shapes")
@@ -170,7 +170,7 @@ def _check_quantized(parts: Mapping[str, Any]) -> None:
     shape = _shape(parts["values"], "values")
     dtype = _dtype(parts["values"])
     _need(dtype in _QUANTIZED or dtype in _QUANTIZED_BITS, f"values of {dtype}, which is not quantized")
-    _need(("shape" in parts) == ("strides" in parts), "a shape without strides")
+    _need(("shape" in parts) == ("strides" in parts), "only one of shape and strides")
     if "shape" in parts:
         stored, shape = math.prod(shape), _counts(parts["shape"], "a shape")
         _need(len(_counts(parts["strides"], "strides")) == len(shape), "a shape and strides of different lengths")
@@ -178,11 +178,11 @@ def _check_quantized(parts: Mapping[str, Any]) -> None:
         _need(_elements(shape) <= stored * PACKED.get(dtype, 4), "more values than its bytes can store")
     qscheme = _constant(parts["qscheme"], "qscheme")
     if qscheme in _PER_TENSOR:
-        _need("scale" in parts and "zero_point" in parts, "no scale")
+        _need("scale" in parts and "zero_point" in parts, "no scale or zero point")
         _need(type(parts["scale"]) in (int, float), "a scale that is not a number")
         _need(type(parts["zero_point"]) is int, "a zero point that is not an integer")
         return
-    _need(all(name in parts for name in ("scales", "zero_points", "axis")), "no scales")
+    _need(all(name in parts for name in ("scales", "zero_points", "axis")), "no scales, zero points or axis")
     axis = parts["axis"]
     _need(type(axis) is int and 0 <= axis < len(shape), "an axis that the reference lacks")
     for name in ("scales", "zero_points"):

@@ -251,7 +251,7 @@ def _join(kernel: Join, data: memoryview, out: memoryview) -> int:
     for itemsize, shift, width in kernel.kinds:
         values = np.frombuffer(data, f"<u{itemsize}", len(result), at)
         if width < 8 * itemsize and (values >> width).any():
-            raise UsageError(f"A value is {int(values.max())}, and is to be stored in {width} bits.")
+            raise UsageError(f"The value {int(values.max())} does not fit into {width} bits.")
         result |= values.astype(result.dtype) << result.dtype.type(shift)
         at += values.nbytes
     return 0

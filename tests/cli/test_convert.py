@@ -183,7 +183,7 @@ def test_a_directory_of_several_checkpoints_is_said_to_hold_them(place: Path) ->
     Path("in/notes.txt").write_text("notes")
     Path("in/fsdp_config.json").write_text("{}")
     err = refused(2, "convert", "in")
-    assert "It contains several: in/a.pt, in/b c.pt. Give one of them" in err
+    assert "It contains several checkpoints: in/a.pt, in/b c.pt. Give one of them" in err
 
 
 def test_a_directory_of_one_file_names_it(place: Path) -> None:
@@ -196,7 +196,7 @@ def test_what_an_interrupted_conversion_staged_is_not_proposed(place: Path) -> N
     (place / "out/.ckptconv-afd41c").mkdir(parents=True)
     torch.save(NESTED, "out/.ckptconv-afd41c/model.pt")
     said = refused(2, "convert", "out", "other")
-    assert "It contains an unfinished conversion: repeat its command to continue, or delete the directory." in said
+    assert "It contains an unfinished conversion. Repeat its command to continue, or delete the directory." in said
     torch.save(NESTED, "out/b.pt")
     assert "Give the checkpoint in this directory: out/b.pt" in refused(2, "convert", "out", "other")
 

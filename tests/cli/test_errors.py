@@ -62,8 +62,9 @@ ERRORS: dict[str, tuple[int, Callable[[], bytes | None], list[str], str, str]] =
         lambda: EXPANDED,
         [],
         (
-            f"{{out}} would have {4 * TIB + 200} bytes, made of {len(EXPANDED)}: tensors such as 'tensor' of {4 * TIB} "
-            f"bytes repeat the same elements. The limit for this input is {64 * len(EXPANDED) + (256 << 20)} bytes."
+            f"{{out}} would have {4 * TIB + 200} bytes from {len(EXPANDED)} of input: tensors such as 'tensor' of "
+            f"{4 * TIB} bytes repeat the same elements. The limit for this input is {64 * len(EXPANDED) + (256 << 20)} "
+            "bytes."
         ),
         "Leave it out with --exclude 'tensor', or save a contiguous copy of it.",
     ),
@@ -72,7 +73,7 @@ ERRORS: dict[str, tuple[int, Callable[[], bytes | None], list[str], str, str]] =
         lambda: pickle.dumps(1),
         [],
         "{path} is a plain pickle, not a file of torch.save.",
-        "If you trust it and it contains a state dict: load it with pickle, and save it with torch.save.",
+        "If you trust it and it contains a state dict, load it with pickle, and save it with torch.save.",
     ),
 }
 

@@ -179,7 +179,7 @@ def test_another_name_of_a_command_leads_to_it() -> None:
 
 def test_a_word_for_what_no_command_does_is_met_with_what_to_use() -> None:
     for word, advice in {
-        "unmerge": "keep the base model",
+        "unmerge": "Keep the base model",
         "push": "ckptconv convert INPUT DIR --for-hub writes a directory for `hf upload`.",
         "to-gguf": "convert_hf_to_gguf.py",
         "convert_hf_to_gguf.py": "convert_hf_to_gguf.py",
@@ -218,7 +218,7 @@ def test_options_of_other_programs_are_said_what_they_are_here() -> None:
         "--ignore-patterns": "Use --exclude GLOB",
         "--progress": "Progress is shown by default; --no-progress turns it off.",
         "--outtype": "Use --dtype",
-        "-d": "OUTPUT is named after INPUT.",
+        "-d": "OUTPUT follows INPUT.",
         "--delete": "Inputs are never changed or removed.",
         "--filter": "Use --include GLOB.",
         "--num-proc": "Use --jobs N.",

@@ -69,7 +69,7 @@ def test_states_are_refused_by_name_where_the_feature_that_finds_them_is_not_ins
     (tmp_path / "step").mkdir()
     torch.save(weights, tmp_path / "step" / "pytorch_model.bin")
     (tmp_path / "step" / "optimizer.pt").write_bytes(b"")
-    missing = "to find them needs the feature absent, which is not installed"
+    missing = "Finding them needs the feature absent, which is not installed"
     # In the same file, and in one next to the weights, which is noted although nothing asks for it.
     for name, is_noted in (("t.pt", False), ("step", True)):
         run = ckptconv_here("convert", tmp_path / name, "--optimizer", tmp_path / "states.safetensors")

@@ -40,10 +40,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("path", "said"),
     [
         # A model's usual name, where its weights have another.
-        ("adapter/adapter_model.bin", "The weights next to it have other names: give the directory adapter itself."),
-        ("torch-shards/pytorch_model.bin", "give the directory torch-shards itself."),
-        ("torch-shards/model.safetensors", "give the directory torch-shards itself."),
-        ("shards/model.safetensors", "give the directory shards itself."),
+        ("adapter/adapter_model.bin", "The weights in adapter have other names. Give this directory."),
+        ("torch-shards/pytorch_model.bin", "in torch-shards have other names. Give this directory."),
+        ("torch-shards/model.safetensors", "in torch-shards have other names. Give this directory."),
+        ("shards/model.safetensors", "in shards have other names. Give this directory."),
         # The only name that goes on as this one begins, or that has another ending.
         ("plain/epoch=3.ckpt", "Did you mean plain/epoch=3-step=900.ckpt?"),
         ("plain/weights.safetensors", "Did you mean plain/weights.bin?"),

@@ -286,7 +286,7 @@ def test_what_is_only_widened_leaves_wider_floats_and_codes_of_8_bits(dtype: str
 def test_a_key_that_only_begins_names_leads_to_include(tmp_path: Path) -> None:
     torch.save({"model.a": torch.ones(2), "head": torch.ones(2)}, tmp_path / "flat.pt")
     run = ckptconv_here("convert", tmp_path / "flat.pt", tmp_path / "out", "--key", "model")
-    run.refused(2, "The key 'model' does not exist", "select these names with --include")
+    run.refused(2, "The key 'model' does not exist", "Select these names with --include")
     done(ckptconv_here("convert", tmp_path / "flat.pt", tmp_path / "out", "--include", "model.*"))
 
 
@@ -330,7 +330,7 @@ def test_a_glob_that_matches_nothing_is_respelled_if_that_matches(glob: str, nea
 def test_a_key_of_models_where_the_weights_are_at_the_top_is_left_out() -> None:
     flat = {"norm.weight": 1, "output.weight": 2}
     for tree, key, hint in (
-        (flat, "model", "The weights are at the top: leave out --key."),
+        (flat, "model", "The weights are at the top. Leave out --key."),
         (flat, "other", "The keys are 'norm.weight', 'output.weight'."),
         ({"ema": flat, "step": 3}, "model", "The keys are 'ema', 'step'."),
         ({"net": flat}, "net.model", "The keys are 'norm.weight', 'output.weight'."),
@@ -399,9 +399,9 @@ def test_a_pattern_of_another_language_is_met_with_the_right_one(tmp_path: Path)
     words = ("convert", tmp_path / "x.safetensors", tmp_path / "y.safetensors")
     for options, advice in (
         (("--include", r"a\..*"), "The pattern is a glob, not a regular expression"),
-        (("--include", "a.{0,1}"), "repeat the option for each"),
-        (("--include", "a.0,b"), "repeat the option for each"),
-        (("--rename", "s/a/b/"), "Write 'a=b' for a to become b."),
+        (("--include", "a.{0,1}"), "Repeat the option for each"),
+        (("--include", "a.0,b"), "Repeat the option for each"),
+        (("--rename", "s/a/b/"), "'a=b' replaces a with b."),
         (("--rename", "(a)=$1b"), r"Groups are \1, \2"),
     ):
         ckptconv_here(*words, *options).refused(2, advice)

@@ -475,7 +475,7 @@ def test_a_second_word_that_may_be_another_input_replaces_only_an_earlier_output
         # Advice by which a checkpoint may be lost comes last, and says so.
         assert "It may be a checkpoint of another program, which -o would replace." in told
         assert "INPUT comes before OUTPUT." in told
-        assert told.rstrip().endswith(f"To replace it: -o {name}.")
+        assert told.rstrip().endswith(f"To replace it, use -o {name}.")
         assert place.read_bytes() == content
         for permitted in (f"{source} -o {name}", f"{words} --overwrite"):
             place.write_bytes(content)

@@ -160,7 +160,7 @@ def test_what_has_the_shape_is_taken() -> None:
         ({"of": {"x": -1}}, "'x' of 'of' of it is not a count"),
         ({"of": {"x": True}}, "not a count"),
         ({"rows": {}}, "'rows' of it is not a list"),
-        ({"rows": [["r"]]}, "one of 'rows' of it has 1 values, where 2"),
+        ({"rows": [["r"]]}, "one of 'rows' of it has 1 values, but 2"),
         ({"rows": [["r", 1]]}, "a value of one of 'rows' of it is not a number"),
         ({"by": "c"}, "'by' of it is not one of a, b"),
         ({"more": 1}, "it has 'more', which is not known"),

@@ -213,7 +213,7 @@ class Entries:
             return reader, place.offset, place.length
         if place.transforms != ZSTD:
             raise UnsupportedError(
-                f"{reader.file.path}: entries use the unknown transform {', '.join(place.transforms)[:200]}."
+                f"{reader.file.path}: an entry uses the unsupported transform {', '.join(place.transforms)[:200]}."
             )
         from ckptconv.features.dcp.ends import EndsReader  # few checkpoints are compressed
 

@@ -19,6 +19,7 @@ from ckptconv.storage import strict_json
 from ckptconv.storage.buffered import BufferedReader
 from ckptconv.storage.location import Location
 from ckptconv.tensors.lazy import LazyTensor, Stored
+from ckptconv.text import count_of
 
 
 def read_shards(directory: Location, inputs: dict[str, Any]) -> tuple[Description, int]:
@@ -42,7 +43,10 @@ def read_shards(directory: Location, inputs: dict[str, Any]) -> tuple[Descriptio
         for key, (offsets, stored) in _offsets_of(header.tensors, header.metadata, place.path).items():
             saved = described.tensors.setdefault(key, SavedTensor(stored.dtype, (0,) * len(offsets)))
             if saved.dtype != stored.dtype or len(saved.shape) != len(offsets):
-                raise CorruptError(f"{place}: {named(key)} has a different type in other shards.")
+                raise CorruptError(
+                    f"{place}: {named(key)} is {stored.dtype} with {count_of(len(offsets), 'dimension')}, but in other "
+                    f"shards {saved.dtype} with {count_of(len(saved.shape), 'dimension')}."
+                )
             ends = (offset + size for offset, size in zip(offsets, stored.shape, strict=True))
             saved.shape = tuple(map(max, saved.shape, ends))
             if stored.numel:
@@ -115,6 +119,6 @@ def _offsets_of(
             or len(offsets) != len(stored.shape)
             or any(type(offset) is not int or not 0 <= offset < 1 << 62 for offset in offsets)
         ):
-            raise CorruptError(f"{where}: its {SHARDING} does not give the offset of {named(name)}.")
+            raise CorruptError(f"{where}: its {SHARDING} does not contain valid offsets of {named(name)}.")
         offset_tensors[name] = tuple(offsets), stored
     return offset_tensors

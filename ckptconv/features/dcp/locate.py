@@ -57,8 +57,8 @@ def directory_of(path: str) -> str:
     """
     if path.endswith(SUFFIX):
         raise UsageError(
-            f"{path} contains only the tensors of a checkpoint that one rank saved. The {METADATA} in its directory "
-            "describes them.",
+            f"{path} contains only the tensors that one rank saved; the {METADATA} of the checkpoint describes these "
+            "tensors.",
             f"Give the directory: ckptconv dcp2safetensors {dirname(path)} OUTPUT",
         )
     return dirname(path)

@@ -172,7 +172,7 @@ def _storage_info(_: Opaque | None, state: Any) -> Any:
         raise MalformedError("has a file name that is not text")
     for number in (offset, length):
         if type(number) is not int or not 0 <= number < MAX_BYTES:
-            raise MalformedError(f"has an entry at byte {brief(offset)} of {brief(length)} bytes")
+            raise MalformedError(f"has an entry with the invalid offset {brief(offset)} or length {brief(length)}")
     transforms = state.get("transform_descriptors") or ()
     if not isinstance(transforms, (list, tuple)) or any(type(transform) is not str for transform in transforms):
         raise MalformedError("has transforms of an entry that are not text")
@@ -273,14 +273,15 @@ def _add(description: Description, loaded: Loaded, where: str, of_rank: bool) ->
             description.paths.setdefault(name, _checked_path(path, where))
 
 
-def _state(value: Any, where: str, name: str | None = None, subject: str = "it") -> dict[str, Any]:
+def _state(value: Any, where: str, name: str | None = None, subject: str = "the content") -> dict[str, Any]:
     """Return the attributes of an object, of the tensor `name` or of the `subject`."""
     state = value.state[0] if type(value) is Opaque and len(value.state) == 1 else None
     if type(state) is not dict:
         kind = value.name if type(value) is Opaque else type(value).__name__
         subject = subject if name is None else named(name)
         raise UnsupportedError(
-            f"{where}: {subject} is a {kind[:_LONGEST_NAME]}, but the description of a checkpoint was expected."
+            f"{where}: {subject} is a {kind[:_LONGEST_NAME]}, but metadata of torch.distributed.checkpoint was "
+            "expected."
         )
     return state
 
@@ -324,7 +325,9 @@ def _add_tensor(
 ) -> None:
     properties, boxes = state.get("properties"), state.get("chunks")
     if type(properties) is not tuple or type(boxes) is not list or "size" not in state:
-        raise CorruptError(f"{where}: the description of {named(name)} lacks properties, a size, or chunks.")
+        raise CorruptError(
+            f"{where}: the description of {named(name)} lacks valid properties, a size, or a list of chunks."
+        )
     dtype = _dtype(properties[0], name, where)
     layout = properties[1]
     if type(layout) is not TorchConstant or layout != TorchConstant("layout", "strided"):
@@ -340,10 +343,12 @@ def _add_tensor(
     elif (known.dtype, known.shape) != (dtype, shape):
         raise CorruptError(
             f"{where} describes {named(name)} as {dtype} of shape {list(shape)}, but another rank as {known.dtype} of "
-            f"shape {list(known.shape)}: they come from different saves."
+            f"shape {list(known.shape)}: the files come from different saves."
         )
     if known.nbytes >= MAX_BYTES:
-        raise LimitError(f"{where}: {named(name)} would have {known.nbytes} bytes.")
+        raise LimitError(
+            f"{where}: {named(name)} would have {known.nbytes} bytes; fewer than {MAX_BYTES} are supported."
+        )
     if name in description.values:
         raise CorruptError(f"{where} describes {named(name)} as a tensor, but another rank as a value.")
     # Each rank that describes itself holds a copy of what is replicated.
@@ -388,7 +393,7 @@ def _dtype(value: Any, name: str, where: str) -> DType:
         return DTYPES[value.name]
     kind = value if isinstance(value, (Global, TorchConstant)) else type(value).__name__
     shown = f"torch.{kind.name}" if isinstance(kind, TorchConstant) else str(kind)[:_LONGEST_NAME]
-    raise UnsupportedError(f"{where}: {named(name)} is of dtype {shown}, which is not known.")
+    raise UnsupportedError(f"{where}: {named(name)} has the dtype {shown}, which is not supported.")
 
 
 def _checked_path(path: Any, where: str) -> Path:

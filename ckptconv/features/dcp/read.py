@@ -85,8 +85,8 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
     notes, warnings = left.messages()
     notes += state_notes
     if is_states and roles.optimizers and not (wanted.states or wanted.key):
-        states_alone = f"{place.directory} has optimizer states, but no weights"
-        notes.append(f"{states_alone}: for weights, give the checkpoint of the model.")
+        states_alone = f"{place.directory} has optimizer states, but no weights."
+        notes.append(f"{states_alone} To convert weights, give the checkpoint of the model.")
     if extra:
         described.mentioned.update(extra.log.mentioned)
         weights, states, unnamed = extra.arranged(weights, states, described, checkpoint.values, wanted)

@@ -19,7 +19,7 @@ def plan(source: Source, target: Target, options: Options) -> Output:
     if GIVEN.of(half).model_key == NO_WEIGHTS:
         return planned
     step = dirname(target.path)
-    left = "" if options.states else "There are no optimizer states (optimizer_0): --states PATH adds them. "
+    left = "" if options.states else "The output has no optimizer states (optimizer_0); --states PATH adds them. "
     note = (
         f"{left}Copy schedulers and random states from the run to {step}: load_state reads scheduler.bin and "
         "random_states_*.pkl, the Trainer reads trainer_state.json, scheduler.pt and rng_state_*.pth. Without "

@@ -114,7 +114,7 @@ def contents(source: Source, options: Options, rename: Rename = selection.rename
         if present:
             raise UsageError(
                 f"{named(present)} is already used by the weights, but the optimizer states need this key.",
-                "--key . takes an optimizer as it is: leave out --states."
+                "Leave out --states: --key . already selects the optimizer states of INPUT."
                 if options.key == "."
                 else "Give another --optimizer-key, or leave out the weights with --exclude.",
             )
@@ -202,14 +202,14 @@ def _filled(source: Source, options: Options, content: DcpContents) -> Source:
         return source
     if not GIVEN.of(options).fill_states:
         content.warnings.append(
-            f"{some(lacking)} have no optimizer states yet. torch's strict load requires states for trained "
-            "parameters: --fill-states writes zeros."
+            f"No optimizer states exist yet for {some(lacking)}. torch's strict load requires states for trained "
+            "parameters; --fill-states writes zeros."
         )
         return source
     weights = dict(weights_in(source, options.key))
     weights |= {alias: weights[owner] for alias, owner in source.owners.items() if owner in weights}
     states = optimizer.filled(states, lacking, weights, source.path)
-    content.warnings.append(f"{some(lacking)} have no optimizer states yet: zeros were written.")
+    content.warnings.append(f"Zeros were written as the missing optimizer states of {some(lacking)}.")
     return source._replace(optimizer=states)
 
 
@@ -236,8 +236,8 @@ def flattened(tree: Any, path: Path, empty: list[str]) -> Iterator[Leaf]:
     if type(tree) not in MAPPINGS:
         kind = "tensor" if is_tensor(tree) else type(tree).__name__
         raise UsageError(
-            f"The state is a {kind}, but a checkpoint of torch.distributed.checkpoint needs a dict.",
-            "Select a dict in it with --key.",
+            f"The selected value is a {kind}, but a checkpoint of torch.distributed.checkpoint requires a dict.",
+            "Select a dict with --key.",
         )
     stack = [(path, tree)]
     while stack:

@@ -36,8 +36,8 @@ def checked_fit(source: Source, optimizer: Mapping[str, Any], path: str) -> Sour
     warnings = []
     if strangers:
         warnings.append(
-            f"{count_of(len(strangers), 'parameter')} with optimizer states in {path} are not weights of "
-            f"{source.path}: {some(strangers)}."
+            f"{path} has optimizer states of {count_of(len(strangers), 'parameter')} that {source.path} lacks: "
+            f"{some(strangers)}."
         )
     if source.path != path and (others := list(_unlisted(source, optimizer, weights))):
         warnings.append(
@@ -67,5 +67,5 @@ def _unlike(states: Mapping[str, Any], weights: Mapping[str, Any]) -> Iterator[t
         for key in _SHAPED:
             value, weight = state.get(key), weights[name]
             if isinstance(value, LazyTensor) and isinstance(weight, LazyTensor) and value.shape != weight.shape:
-                text = f"{key!r} of {name!r} has the shape {list(value.shape)}, but the weight {list(weight.shape)}"
+                text = f"{key!r} of {name!r} has the shape {list(value.shape)}, but its weight has {list(weight.shape)}"
                 yield text, bool(set(value.shape) & set(weight.shape))

@@ -100,8 +100,8 @@ def filled(
                 )
             if len({frozenset(state) for state in known}) != 1:
                 raise UnsupportedError(
-                    f"{where}: {brief(name)} has no optimizer states, and they cannot be created: the other parameters "
-                    "have different kinds of states.",
+                    f"{where}: {brief(name)} has no optimizer states, and they cannot be created: "
+                    f"{'the other parameters have different kinds of states' if known else 'no parameter has states'}.",
                     _UNFILLED,
                 )
             states[name] = {key: _first(key, value, weights[name], group, where) for key, value in known[0].items()}
@@ -114,8 +114,8 @@ def _first(key: str, present: Any, weight: LazyTensor, group: Mapping[str, Any],
         return None
     if key not in _FROM_ZERO or (key == _MOMENTUM and group.get("dampening")):
         raise UnsupportedError(
-            f"{where}: the state {brief(key)} may not be zero before the first step, so it cannot be created for "
-            "parameters without states.",
+            f"{where}: the initial value of the state {brief(key)} is not known to be zero, so this state cannot be "
+            "created for parameters without states.",
             _UNFILLED,
         )
     if not isinstance(present, LazyTensor):

@@ -41,7 +41,7 @@ class Cutting(Given):
     )
     fill_states: bool = deciding(
         FLAG,
-        "Write zeros as missing optimizer states: torch's strict load requires states for every parameter.",
+        "Write zeros for missing optimizer states, because torch's strict load requires states for every parameter.",
         group=NAMING,
     )
 
@@ -64,6 +64,8 @@ OTHER_OPTIONS = {
     "--target-tensor-parallel-size --target-pipeline-parallel-size": (
         "Outputs are not split by rank: programs split whole files when they load them."
     ),
-    "--load-dir --load --save": "Name INPUT first, then OUTPUT.",
-    "--reset-optimizer --new-optimizer": "--to dcp writes optimizer states only with --states: leave out --states.",
+    "--load-dir --load --save": "Give INPUT first, then OUTPUT, without options.",
+    "--reset-optimizer --new-optimizer": (
+        "To start with a new optimizer, leave out --states: --to dcp writes optimizer states only with --states."
+    ),
 }

@@ -33,7 +33,7 @@ def plan(source: Source, target: Target, options: Options) -> Output:
         raise UsageError(
             f"{target.path}: --part needs an index that is written last to a store, but safetensors shards of "
             "torch.distributed.checkpoint have no index.",
-            "Convert it without --part, or write it to a shared disk.",
+            "Convert without --part, or write to a shared disk.",
         )
     source = with_states(source, options)
     content = contents(source, options)
@@ -41,8 +41,8 @@ def plan(source: Source, target: Target, options: Options) -> Output:
     notes = [*planned.notices.notes]
     if source.training is not None and not options.states:
         notes.append(
-            f"The output has no optimizer states: add them with --states PATH, such as --states "
-            f"{source.path}. --model-key and --optimizer-key set the keys of weights and states."
+            f"The output has no optimizer states. --states PATH, such as --states {source.path}, adds them; "
+            "--model-key and --optimizer-key set the keys of weights and states."
         )
     if _has_numbers(source, options, content):
         notes.append(
@@ -68,14 +68,14 @@ def _moved(source: Source, kind: str, options: Options) -> Iterator[str]:
     if keys:
         words = " ".join(f"{flag(name)} {key}" for name, key in keys.items())
         yield (
-            f"{source.path} has weights or states under different keys: {some(keys.values(), form=str)}. "
-            f"{words} keeps them."
+            f"{source.path} has weights or states under other keys than the output: {some(keys.values(), form=str)}. "
+            f"To keep these keys, use {words}."
         )
     may_be_flat = options.to != SHARDS and "flat_optimizer" not in entry_of(kind).refused
     if options.states and may_be_flat and not given.flat_optimizer and _is_flat(options, layout):
         yield (
             f"{options.states} stores the optimizer settings by parameter, as torchtitan loads them; the output stores "
-            "them by group: --flat-optimizer keeps them by parameter."
+            "them by group. --flat-optimizer keeps them by parameter."
         )
 
 
@@ -112,7 +112,7 @@ def output_with(
     if content.left_out:
         warnings.append(f"left out, because their classes are known only by name: {shown(content.left_out)}")
     if content.kept:
-        warnings.append(f"dcp.load will run the code named by: {shown(content.kept)}")
+        warnings.append(f"dcp.load will run the code of the classes of these values: {shown(content.kept)}")
     if options.to == SHARDS and content.values:
         warnings.append(f"left out, because safetensors shards store only tensors: {some(content.values)}")
     if target.layout:

@@ -86,10 +86,12 @@ def compare(source: Source, place: Location, path: str, options: Options, rename
     check_files(path, place, where, options)
     for key, (steps, tensor) in want.tensors.items():
         if key not in described.tensors:
-            differs(join(path, METADATA), f"{named(key)} is described as a value, but is a tensor")
+            differs(join(path, METADATA), f"{named(key)} is described as a value, but is a tensor in the source")
         saved = described.tensors[key]
         if options.to != SHARDS and described.paths[key] != steps:
-            differs(join(path, METADATA), f"{named(key)} has the path {described.paths[key]!r}, not {steps!r}")
+            differs(
+                join(path, METADATA), f"{named(key)} has the path {described.paths[key]!r}, but {steps!r} was expected"
+            )
         if saved.shape != tensor.shape:
             raise DifferenceError(
                 f"{path}: {named(key)} has shape {list(saved.shape)}, but the source has shape {list(tensor.shape)}.",

@@ -83,8 +83,8 @@ LONE = (
         _of_deepspeed,
     ),
     LoneKind(
-        "is the model file of a DeepSpeed run: its weights have the dtype of the training. The fp32 master weights "
-        "are in the optimizer files.",
+        "is the model file of a DeepSpeed run: its weights have the dtype of the training run. The fp32 master "
+        "weights are in the optimizer files.",
         "To convert the master weights: ckptconv zero-to-fp32 {} OUTPUT",
         _of_zero_1,
         refused=False,

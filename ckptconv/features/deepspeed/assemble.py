@@ -19,6 +19,9 @@ from ckptconv.features.deepspeed.states import read_states
 from ckptconv.features.deepspeed.weights import Weights
 from ckptconv.storage.paths import basename
 from ckptconv.tensors.lazy import Concat, LazyTensor, View, same_bytes
+from ckptconv.text import count_of
+
+_COPY = "Copy the expert files (layer_*_expert_*_model_states.pt) to the same directory"
 
 if TYPE_CHECKING:
     from ckptconv.features.deepspeed.shapes import Layers
@@ -88,7 +91,7 @@ def assemble(
     for number, group in enumerate(groups):
         for name, tensor in group.apply([optim.masters[number] for optim in optims]):
             if name in weights.trainable:
-                raise CorruptError(f"{model.file.path}: {name!r} occurs in two groups of parameters.")
+                raise CorruptError(f"{model.file.path}: {name!r} occurs in two parameter groups.")
             weights.trainable[name] = tensor
     read_states(weights, groups, optims)
     complete(weights, model, read_model, saved)
@@ -109,7 +112,7 @@ def complete(
         if name in module:
             weights.buffers[name] = module[name]
         elif not saved or zero_layout.expert_of(name) is None:
-            raise CorruptError(f"{model.file.path}: the buffer {name!r} is listed, but is not in module.")
+            raise CorruptError(f"{model.file.path}: buffer_names lists {name!r}, but module does not contain it.")
     # Tensors without elements have no address, so they all look tied to each other.
     weights.aliases = {
         alias: owner
@@ -142,10 +145,10 @@ def _check_layout(
         offload = optims[0].zero.get("offload_optimizer")
         device = offload.get("device") if isinstance(offload, dict) else None
         raise UnsupportedError(
-            f"{where} does not contain the weights: {sum(missing)} of its {len(missing)} flat groups are empty. They "
-            f"were offloaded to {'NVMe' if device in (None, 'nvme') else device}, into files that only the "
-            "training run can read.",
-            "Load it in the training run, and save it without offloading to NVMe, or "
+            f"{where} lacks weights: the partitions of {sum(missing)} of {count_of(len(missing), 'flat group')} are "
+            f"empty. The weights were offloaded to {'NVMe' if device in (None, 'nvme') else device}, into files that "
+            "only the training run can read.",
+            "Load the checkpoint in the training run, and save it without offloading to NVMe, or "
             "with stage3_gather_16bit_weights_on_model_save.",
         )
 
@@ -153,7 +156,9 @@ def _check_layout(
 def _note_extras(weights: Weights, model: ModelFile) -> None:
     if model.extras:
         shown = ", ".join(model.extras[:5]) + (", …" if len(model.extras) > 5 else "")
-        weights.warnings.append(f"{model.file.path}: {len(model.extras)} entries of module are not tensors: {shown}.")
+        weights.warnings.append(
+            f"{model.file.path}: module contains {count_of(len(model.extras), 'value')} other than tensors: {shown}."
+        )
 
 
 def _frozen_whole(model: ModelFile) -> dict[str, LazyTensor]:
@@ -242,21 +247,23 @@ def _add_experts(weights: Weights, model: ModelFile, saved: Mapping[str, LazyTen
     for name, held in parts.items():
         if held and name not in weights.trainable:
             shapes = {part.shape for part in held.values()}
-            if sorted(held) != list(range(len(held))) or len(shapes) != 1:
+            if sorted(held) != list(range(len(held))):
                 raise CorruptError(
-                    f"{weights.where}: the expert files contain the experts {sorted(held)} of "
-                    f"{name!r}, but expert numbers from 0 without gaps, and equal shapes, were expected."
+                    f"{weights.where}: the expert files contain the experts {sorted(held)} of {name!r}, but expert "
+                    f"numbers from 0 to {len(held) - 1} were expected."
                 )
+            if len(shapes) != 1:
+                raise CorruptError(f"{weights.where}: the experts of {name!r} have the shapes {sorted(shapes)[:2]}.")
             parameters[name] = Concat(tuple(View(held[n], held[n].dtype, (1, *held[n].shape)) for n in sorted(held)))
     for layer in model.fused:
         for name in (f"{layer.prefix}.{w}" for w in FUSED):
             whole = weights.trainable.get(name) or parameters.get(name)
             count = whole.shape[0] if whole is not None and whole.shape else 0
             if count != sum(map(len, layer.experts)):
+                expected = sum(map(len, layer.experts))
                 raise CorruptError(
-                    f"{weights.where}: {name!r} should have {sum(map(len, layer.experts))} experts, but only {count} "
-                    "are present.",
-                    "Copy the expert files (layer_*_expert_*_model_states.pt) to the same directory.",
+                    f"{weights.where}: {name!r} should have {count_of(expected, 'expert')}, but has {count}.",
+                    f"{_COPY}." if count < expected else "",
                 )
     _check_experts(weights, saved)
 
@@ -268,22 +275,27 @@ def _check_experts(weights: Weights, saved: Mapping[str, LazyTensor]) -> None:
         held.setdefault(expert.layer, {}).setdefault(expert.rest, set()).add(expert.number)
     in_files = zero_layout.expert_numbers(saved)
     for layer, parts in held.items():
-        named = f"{weights.where}: of the experts {layer.rstrip('.')}"
+        where, named = weights.where, layer.rstrip(".")
         everything = set().union(*parts.values())
         lacking = [(rest, everything - numbers) for rest, numbers in parts.items() if numbers != everything]
         gaps = set(range(max(everything) + 1)) - everything
         if gaps:
-            raise CorruptError(f"{named}, {len(everything)} are present, but number {min(gaps)} is missing.")
+            raise CorruptError(
+                f"{where} lacks expert {min(gaps)} of {named}, but has {count_of(len(everything), 'expert')} up to "
+                f"number {max(everything)}."
+            )
         if lacking:
             rest, numbers = lacking[0]
             raise CorruptError(
-                f"{named}, number {min(numbers)} has no {rest.lstrip('.')}, which other experts have.",
-                "Copy the expert files (layer_*_expert_*_model_states.pt) to the same directory: they contain the "
-                "frozen experts.",
+                f"{where}: expert {min(numbers)} of {named} has no {rest.lstrip('.')}, which other experts have.",
+                f"{_COPY}: they contain the frozen experts.",
             )
         if saved and in_files.get(layer, set()) != everything:
             odd = ", ".join(map(str, sorted(everything - in_files.get(layer, set()))[:8]))
-            raise CorruptError(f"{named}, the partitions contain {len(everything)}, but the expert files lack {odd}.")
+            raise CorruptError(
+                f"{where}: the partitions contain {count_of(len(everything), 'expert')} of {named}, but the expert "
+                f"files lack the numbers {odd}."
+            )
 
 
 def _check_aliases(weights: Weights, model: ModelFile) -> None:

@@ -13,7 +13,7 @@ from ckptconv.features.deepspeed import partitions as zero_layout
 from ckptconv.features.deepspeed.partitions import Shape, Slice
 from ckptconv.features.deepspeed.records import ModelFile, OptimFile
 from ckptconv.tensors.lazy import LazyTensor
-from ckptconv.text import brief
+from ckptconv.text import brief, count_of
 
 # Names of the three weights of an expert where a layer of experts is fused.
 FUSED = ("w1", "w2", "w3")
@@ -86,7 +86,7 @@ def cut_pieces(group: int, shapes: Mapping[str, Shape], optims: Sequence[OptimFi
         if optim.masters[group].numel != end:
             raise CorruptError(
                 f"{optim.file.path}: flat group {group} has {optim.masters[group].numel} elements, but the shapes of "
-                f"its {len(shapes)} parameters, partitioned over {len(optims)} ranks, require {brief(end)}."
+                f"its {count_of(len(shapes), 'parameter')} on {count_of(len(optims), 'rank')} require {brief(end)}."
             )
     return Group([GroupCut(slices, list(range(len(optims))), {name: name for name in shapes}, pieces=True)], {})
 

@@ -11,7 +11,7 @@ from ckptconv.features.deepspeed.cuts import Experts, Group, GroupCut
 from ckptconv.features.deepspeed.partitions import Shape, Slice
 from ckptconv.features.deepspeed.records import OptimFile
 from ckptconv.storage.paths import basename
-from ckptconv.text import brief
+from ckptconv.text import brief, count_of
 
 
 def cut_flat(
@@ -22,22 +22,22 @@ def cut_flat(
     alignments = first.alignments[group] if group < len(first.alignments) else []
     if alignments and len(alignments) != len(shapes):
         raise CorruptError(
-            f"{first.file.path}: param_alignment_paddings has {len(alignments)} entries for the {len(shapes)} "
-            f"parameters of group {group}."
+            f"{first.file.path}: param_alignment_paddings has {len(alignments)} values for group {group}, which has "
+            f"{count_of(len(shapes), 'parameter')}."
         )
     slices, end = zero_layout.walk_flat(shapes, alignments)
     count = first.count(group) or world
     if world % count:
         raise CorruptError(
-            f"{first.file.path}: group {group} is partitioned over {count} ranks, which is not a "
-            f"divisor of {world} ranks."
+            f"{first.file.path}: group {group} is partitioned over {count} ranks, but {count} is not a divisor of "
+            f"{world}, the number of data-parallel ranks."
         )
     fused = {name: experts.fused[name] for name in shapes if name in experts.fused}
     odd = [name for name in shapes if name not in fused and zero_layout.expert_of(name) is None]
     if odd and count < world:
         raise CorruptError(
-            f"{first.file.path}: group {group} is partitioned over {count} of {world} ranks, but its parameter "
-            f"{odd[0]!r} is not an expert."
+            f"{first.file.path}: group {group} is partitioned over {count} of {world} ranks, as only experts are, but "
+            f"its parameter {odd[0]!r} does not belong to an expert."
         )
     copies = zero_layout.ranks_of_group(world, count, experts.data_first)
     padded: list[tuple[int, ...]] = []
@@ -47,8 +47,9 @@ def cut_flat(
         # The flat vector is padded to a multiple of twice the ranks; most releases strip that. There is never more.
         if not needed <= held <= max(end, -(-end // (2 * count)) * 2 * count):
             raise CorruptError(
-                f"{where}: group {group} has {held} elements on its {count} ranks ({basename(first.file.path)} and the "
-                f"others), but its {len(shapes)} parameters require {brief(end)} with padding."
+                f"{where}: group {group} has {held} elements on {count_of(count, 'rank')}, of "
+                f"{basename(first.file.path)} and the other optimizer files, but its "
+                f"{count_of(len(shapes), 'parameter')} require {brief(end)} with padding."
             )
         padded.append(_check_ranks(group, slices, end, [optims[rank] for rank in ranks], world))
     if len(copies) == 1:
@@ -57,7 +58,8 @@ def cut_flat(
         if len(held_by) != len(copies) or any(len(held) != shapes[name][0] for held in held_by):
             sizes = ", ".join(str(len(held)) for held in held_by)
             raise UnsupportedError(
-                f"{where}: the experts of {name!r} are spread unevenly ({sizes}) over {len(copies)} ranks.",
+                f"{where}: the experts of {name!r} are spread over the expert-parallel ranks as ({sizes}); only "
+                f"{len(copies)} ranks with {shapes[name][0]} experts each are supported.",
                 "First convert it to a universal checkpoint with DeepSpeed's ds_to_universal.py.",
             )
     return Group(
@@ -84,14 +86,14 @@ def _check_ranks(
         # negative stop from the end.
         lean = size - padding if padding <= size else max(2 * size - padding, 0)
         if held not in (size, lean):
+            expected = f"{brief(size)}, or {brief(lean)} without padding," if lean != size else brief(size)
             raise CorruptError(
-                f"{optim.file.path}: its partition of group {group} has {held} elements and a padding of "
-                f"{brief(padding)}, but the partitions of this group have {brief(size)} elements."
+                f"{optim.file.path}: its partition of group {group} has {held} elements, but {expected} were expected."
             )
         if held < size and any(other.masters[group].numel for other in optims[index + 1 :]):
             raise CorruptError(
-                f"{optim.file.path}: its partition of group {group} has {held} of {brief(size)} elements, but only the "
-                "last partitions may be shorter."
+                f"{optim.file.path}: its partition of group {group} has {held} of {brief(size)} elements, but later "
+                "partitions are not empty."
             )
         _check_fragments(group, slices, index, size, size * len(optims) // world, optim)
     if all(group < len(optim.paddings) for optim in optims):
@@ -110,8 +112,8 @@ def _partition_size(group: int, end: int, optims: Sequence[OptimFile]) -> int:
     if rest or size < largest:
         raise CorruptError(
             f"{optims[0].file.path} and the files of the other ranks record {brief(padding)} elements of padding "
-            f"for group {group}. With {brief(end)} elements of parameters, these do not fill {len(optims)} "
-            f"partitions of {largest} elements."
+            f"for group {group}. With {brief(end)} elements of parameters, the sum is {brief(end + padding)}, which "
+            f"is not {len(optims)} equal partitions of at least {largest} elements."
         )
     return size
 

@@ -188,7 +188,7 @@ def _locate_below(place: Location, tag: str) -> TagDirectory:
         )
     raise UsageError(
         f"{place} is not a DeepSpeed checkpoint{with_tag}: neither it nor a directory in it contains "
-        "`latest`, *_optim_states.pt or *_model_states.pt.",
+        f"{'this tag' if tag else '`latest`, *_optim_states.pt or *_model_states.pt'}.",
         "Give the directory that was passed to save_checkpoint. For checkpoints of other programs, use ckptconv "
         "convert, without --per-rank.",
     )
@@ -202,7 +202,7 @@ def checkpoints_in(place: Location, tag: str = "") -> list[str]:
 
 def _check_tag(tag: str) -> None:
     if leads_out(tag) or "/" in tag or tag == ".":
-        raise UsageError(f"--tag specifies {tag!r}, which is not a directory in that of the run.")
+        raise UsageError(f"--tag specifies {tag!r}, but must be the name of a directory in the run's directory.")
 
 
 def _offer(wanted: str, tags: list[str]) -> str:
@@ -255,8 +255,8 @@ def files_of(directory: Location, without: Collection[str] = ()) -> TagFiles:
             other = files_by_kind[kind][rank]
             raise CorruptError(
                 f"{directory}: {basename(other.path)} ({format_size(other.size)}) and {name} "
-                f"({format_size(entry.file.size)}) are both {described(kind, rank)}.",
-                "Remove the file that belongs to another save.",
+                f"({format_size(entry.file.size)}) are both files of {described(kind, rank)}.",
+                "Move the file that belongs to another save to another directory.",
             )
         files_by_kind[kind][rank] = entry.file
     kinds: dict[str, Any] = {_FIELDS[kind]: files for kind, files in files_by_kind.items()}

@@ -21,7 +21,7 @@ from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Concat, Convert, Equal, Inline, LazyTensor, Narrow, View
 from ckptconv.tensors.moves import Cast
 from ckptconv.tensors.strides import contiguous_strides
-from ckptconv.text import brief
+from ckptconv.text import brief, count_of
 
 _T = TypeVar("_T")
 
@@ -88,7 +88,7 @@ def unite_stages(
     missing = sorted(buffers - set(whole.buffers))
     if missing:
         raise CorruptError(
-            f"{whole.where}: the buffers {', '.join(missing[:5])} are listed, but not in any layer file."
+            f"{whole.where}: buffer_names lists {', '.join(missing[:5])}, but no layer file contains these names."
         )
     return whole
 
@@ -173,7 +173,7 @@ def _learn(tables: Sequence[Table[Any]], names: Sequence[str], where: str) -> No
         raise CorruptError(f"{where}: {wrong} in universal_checkpoint_info is not a valid pattern: {error}.") from None
     except LimitsError:
         raise _unjoined(
-            f"{where}: matching the patterns in universal_checkpoint_info with so many names takes too long."
+            f"{where}: matching the patterns in universal_checkpoint_info with {len(names)} names takes too long."
         ) from None
     for table, first in zip(used, matches, strict=True):
         table.learn(names, first)
@@ -253,14 +253,14 @@ def read_patterns(info: Mapping[str, Any], names: Sequence[str], where: str) -> 
         tables[name] = Table((value, True) for value in values)
     size = info.get("original_vocab_size")
     if size is not None and (type(size) is not int or size < 0):
-        raise CorruptError(f"{where}: original_vocab_size in universal_checkpoint_info is not a number.")
+        raise CorruptError(f"{where}: original_vocab_size in universal_checkpoint_info is {brief(size)}, not a size.")
     parts = info.get("parameter_with_sub_params") or ()
     if not isinstance(parts, (list, tuple)):
         raise CorruptError(f"{where}: parameter_with_sub_params in universal_checkpoint_info is not a list.")
     widths = _dict(info, "sub_param_shard_widths", where)
     maps = _dict(info, "affine_map", where)
     if maps and maps.get("version", 1) != 1:
-        raise _unjoined(f"{where}: its affine_map has an unknown version.")
+        raise _unjoined(f"{where}: its affine_map has the unknown version {brief(maps['version'])}.")
     patterns = Patterns(
         **tables,
         sub_parameters=Table(entry for part in parts for entry in _sub_parameters(part, widths, where)),
@@ -277,7 +277,7 @@ def read_patterns(info: Mapping[str, Any], names: Sequence[str], where: str) -> 
 def _dict(info: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:
     value = info.get(key) or {}
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
-        raise CorruptError(f"{where}: {key} in universal_checkpoint_info is not a dict with names.")
+        raise CorruptError(f"{where}: {key} in universal_checkpoint_info is not a dict with string keys.")
     return value
 
 
@@ -294,7 +294,7 @@ def _sub_parameters(part: Any, widths: Mapping[str, Any], where: str) -> Iterato
             yield str(pattern), SubParameters(whole, int(dim), sizes, held)
     except (TypeError, KeyError, IndexError, ValueError) as error:
         raise CorruptError(
-            f"{where}: parameter_with_sub_params contains {brief(part, 80)}, which is not a shape."
+            f"{where}: parameter_with_sub_params contains {brief(part, 80)}, which is not a valid entry."
         ) from error
 
 
@@ -365,7 +365,8 @@ class _Merger:
                 if mine != other:
                     odd = sorted(mine ^ other)[:3]
                     raise CorruptError(
-                        f"{self.where}: tensor-parallel ranks 0 and {index} have different names ({', '.join(odd)}).",
+                        f"{self.where}: tensor-parallel ranks 0 and {index} do not contain the same tensors: they "
+                        f"differ in {', '.join(odd)}.",
                         PER_RANK,
                     )
 
@@ -423,7 +424,7 @@ class _Merger:
             return self.equal(name, slices)
         if patterns.averaged.get(name):
             raise _unjoined(
-                f"{self.where}: {name!r} should be the average of its tensor-parallel ranks, which is not supported."
+                f"{self.where}: {name!r} should be averaged over the tensor-parallel ranks, which is not supported."
             )
         if patterns.halves.get(name):
             return _interleave(slices, 0, [[part.shape[0] // 2 for part in slices]] * 2)
@@ -447,10 +448,12 @@ class _Merger:
             elif parts and piece[:2] == parts[-1][0][:2]:
                 self.equal(name, [parts[-1][1], tensor])
             else:
-                raise ValueError(f"its pieces end at {end}, but the next begins at {piece.start}")
+                raise ValueError(
+                    f"its pieces fill dimension {placed.dim} up to {end}, but the next begins at {piece.start}"
+                )
         joined = Concat(tuple(tensor for _, tensor in parts), placed.dim) if parts else slices[0]
         if joined.shape != placed.shape:
-            raise ValueError(f"its pieces cover only {list(joined.shape)} of {list(placed.shape)}")
+            raise ValueError(f"its joined pieces have the shape {list(joined.shape)}, not {list(placed.shape)}")
         return joined
 
 
@@ -470,25 +473,32 @@ def _join_sub_parameters(slices: Sequence[LazyTensor], sub: SubParameters) -> La
         # Before DeepSpeed wrote tuples, an int was the size of one parameter, or the number of several equal ones.
         whole = sum(part.shape[dim] for part in slices) if len(slices[0].shape) > dim else sizes
         if sizes < 1 or whole % sizes:
-            raise ValueError(f"{brief(whole)} is not divisible by {brief(sizes)} sub-parameters")
+            raise ValueError(f"size {brief(whole)} is not divisible into {brief(sizes)} equal sub-parameters")
         sizes = (whole,) if whole == sizes else (whole // sizes,) * sizes
     widths = sub.widths
     if widths is None:
         uneven = [size for size in sizes if size % ranks]
         if uneven:
-            raise ValueError(f"a sub-parameter of size {brief(uneven[0])} cannot be split over {ranks} ranks")
+            raise ValueError(f"a sub-parameter of size {brief(uneven[0])} cannot be split evenly over {ranks} ranks")
         widths = tuple((size // ranks,) * ranks for size in sizes)
     if len(widths) != len(sizes) or any(len(by_rank) != ranks or min(by_rank) < 0 for by_rank in widths):
-        raise ValueError("sub_param_shard_widths does not give the width of each sub-parameter on each rank")
+        raise ValueError(
+            f"sub_param_shard_widths is {brief(widths)}, but widths of {count_of(len(sizes), 'sub-parameter')} on "
+            f"{ranks} ranks were expected"
+        )
     if any(sum(by_rank) != size for by_rank, size in zip(widths, sizes, strict=True)):
-        raise ValueError("the sums in sub_param_shard_widths differ from the sizes of the sub-parameters")
+        sums = [sum(by_rank) for by_rank in widths]
+        raise ValueError(
+            f"the widths in sub_param_shard_widths add up to {brief(sums)}, but the sub-parameters have the sizes "
+            f"{brief(list(sizes))}"
+        )
     shape = list(sub.shape)
     shape[dim] = sum(sizes)
     open_dims = [index for index, size in enumerate(shape) if size < 0]
     known = math.prod(size for size in shape if size >= 0)
     total = sum(part.numel for part in slices)
     if len(open_dims) > 1 or (open_dims and (not known or total % known)):
-        raise ValueError(f"{total} elements do not match the shape {brief(shape)}")
+        raise ValueError(f"the shape {brief(shape)} cannot be completed for the {total} elements of the slices")
     for index in open_dims:
         shape[index] = total // known
     shaped = [
@@ -505,7 +515,11 @@ def _interleave(slices: Sequence[LazyTensor], dim: int, widths: Sequence[Sequenc
     """
     for rank, part in enumerate(slices):
         if sum(by_rank[rank] for by_rank in widths) != part.shape[dim]:
-            raise ValueError(f"the sum of the sizes {[by_rank[rank] for by_rank in widths]} is not {part.shape[dim]}")
+            sizes = [by_rank[rank] for by_rank in widths]
+            raise ValueError(
+                f"the sub-parameter sizes {brief(sizes)} on rank {rank} add up to {sum(sizes)}, but its slice has size "
+                f"{part.shape[dim]} in dimension {dim}"
+            )
     starts = [0] * len(slices)
     parts: list[LazyTensor] = []
     for by_rank in widths:
@@ -533,10 +547,8 @@ def read_map(described: Any, ranks: int) -> PieceMap:
         cut = {dim for _, size, *_ in blocks for dim in range(len(shape)) if size[dim] != shape[dim]}
         cut |= {dim for extents in slices for dim in range(len(shape)) if extents[dim] != shape[dim]}
         if len(cut) > 1 or any(scale != 1.0 for *_, scale in blocks):
-            raise _unjoined(
-                "A parameter of shape "
-                f"{list(shape)} was split along several dimensions, or scaled, which is not supported."
-            )
+            how = f"split along the dimensions {sorted(cut)}" if len(cut) > 1 else "scaled"
+            raise _unjoined(f"A parameter of shape {list(shape)} was {how}, which is not supported.")
         dim = min(cut, default=0)
         pieces = []
         for rank, size, source, dest, _ in blocks:
@@ -564,8 +576,11 @@ def _along(shape: Shape, block: Shape, dim: int, place: Any) -> int:
     if len(strides) != len(shape) or any(
         size > 1 and stride != want for size, stride, want in zip(block, strides, expected, strict=True)
     ):
-        raise _unjoined(f"A part of a parameter of shape {list(shape)} is not contiguous in the parameter.")
+        raise _unjoined(
+            f"A parameter of shape {list(shape)} has a part that is not contiguous, which is not supported."
+        )
     step = expected[dim] if shape else 1
     if offset % step or (not shape and offset):
-        raise ValueError(f"a block begins at element {offset} of {list(shape)}")
+        wanted = f"a multiple of {step}" if shape else "0"
+        raise ValueError(f"a block of shape {block} begins at element {offset}, but {wanted} was expected")
     return offset // step

@@ -24,7 +24,7 @@ from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, dirname, is_remote
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.tensors.moves import File
-from ckptconv.text import format_size, some
+from ckptconv.text import count_of, format_size, some
 
 # Partitions with fewer elements may be equal by chance.
 _FEW_ELEMENTS = 16
@@ -128,7 +128,9 @@ def _read(location: Location, wanted: Wanted) -> Source:
     opened = _Opened(zero_files.files_of(place.directory), Reading(location))
     grid = _grid(opened)
     if model_rank is not None and not 0 <= model_rank < grid.tensor:
-        raise UsageError(f"{place.directory} has no tensor-parallel rank {model_rank}.")
+        raise UsageError(
+            f"{place.directory} has no tensor-parallel rank {model_rank}, only {_ranks_text(range(grid.tensor))}."
+        )
     tensor_ranks = range(grid.tensor) if model_rank is None else [model_rank]
     parts = {mp: _read_rank(opened, grid, mp) for rank in tensor_ranks for mp in grid.stages(rank)}
     _share_ties(opened, list(parts.values()))
@@ -172,7 +174,9 @@ def ranks_to_convert(location: Location, tag: str) -> list[int]:
     files = zero_files.files_of(zero_files.locate(location, tag).directory)
     grid = _grid(_Opened(files, Reading(location)))
     if grid.tensor == 1 and grid.pipeline > 1:
-        raise UsageError(f"{files.directory} is a pipeline-parallel checkpoint: its stages form one model.")
+        raise UsageError(
+            f"{files.directory} is a pipeline-parallel checkpoint: its stages form one model.", "Leave out --per-rank."
+        )
     return list(range(grid.tensor))
 
 
@@ -206,7 +210,7 @@ def _grid(opened: _Opened) -> _Grid:
         )
     if 0 < count < len(ranks) and (known or not files.layers):
         raise CorruptError(
-            f"{model.file.path} records {count} model-parallel ranks, but files of {len(ranks)} ranks are "
+            f"{model.file.path} records {count_of(count, 'model-parallel rank')}, but files of {len(ranks)} ranks are "
             f"present. The files of {_ranks_text(range(count, len(ranks)))} belong to another save.",
             "Move these files to another directory.",
         )
@@ -226,7 +230,9 @@ def _read_rank(opened: _Opened, grid: _Grid, mp: int) -> _Part:
     files = opened.files
     own = {dp: file for (dp, rank), file in files.model.items() if rank == mp}
     if not own:
-        raise CorruptError(f"{files.directory} lacks the model file of model-parallel rank {mp}.")
+        raise CorruptError(
+            f"{files.directory} lacks the model file of model-parallel rank {mp}.", "Copy it to the same directory."
+        )
     if 0 not in own:
         raise CorruptError(
             f"{files.directory} lacks the model file of rank 0, the only file with valid buffers and ties: only those "
@@ -253,7 +259,7 @@ def _read_rank(opened: _Opened, grid: _Grid, mp: int) -> _Part:
         if not is_whole(model) or elsewhere:
             raise CorruptError(
                 f"{files.directory} lacks the *_optim_states.pt files of model-parallel rank {mp}, which contain "
-                "the master weights: only model files are present.",
+                "the master weights.",
                 "If the save wrote any, copy them to the same directory. " + _without_masters(model),
             )
         return _Part(model, [], whole(model, files.directory, saved))
@@ -305,8 +311,8 @@ def _in_order(directory: str, partitions: Mapping[int, File]) -> list[File]:
     if missing := _missing(partitions, max(partitions) + 1):
         sizes = sorted({file.size for file in partitions.values()})
         raise CorruptError(
-            f"{directory} lacks the optimizer {_files_of_ranks(missing)}: there are {len(partitions)} files of up to "
-            f"{format_size(sizes[-1])} for {_ranks_text(sorted(partitions))}.",
+            f"{directory} lacks the optimizer {_files_of_ranks(missing)}. The {_files_of_ranks(sorted(partitions))} "
+            f"{'are' if len(partitions) > 1 else 'is'} present, with sizes up to {format_size(sizes[-1])}.",
             "Copy the missing files to the same directory: each rank has a part of the weights.",
         )
     return [partitions[rank] for rank in sorted(partitions)]
@@ -338,23 +344,23 @@ def _agree(optims: list[OptimFile], model: ModelFile, reading: Reading) -> list[
             stale = optims[count:]
             sizes = ", ".join(f"{basename(o.file.path)}, {format_size(o.file.size)}" for o in stale[:3])
             raise CorruptError(
-                f"{first.file.path} ({format_size(first.file.size)}) records that {count} ranks share the weights, "
-                f"but files of {world} ranks are present. The files of {_ranks_text(range(count, world))} belong to "
-                f"another save ({sizes}{', …' if len(stale) > 3 else ''}).",
+                f"{first.file.path} ({format_size(first.file.size)}) records that {count_of(count, 'rank')} share the "
+                f"weights, but files of {world} ranks are present. The files of {_ranks_text(range(count, world))} "
+                f"belong to another save ({sizes}{', …' if len(stale) > 3 else ''}).",
                 "Move these files to another directory.",
             )
     if len(first.alignments) not in (0, len(first.masters)):
         raise CorruptError(
-            f"{first.file.path} has param_alignment_paddings of {len(first.alignments)} groups, but partitions of "
-            f"{len(first.masters)} groups."
+            f"{first.file.path} has param_alignment_paddings of {count_of(len(first.alignments), 'group')}, but "
+            f"partitions of {count_of(len(first.masters), 'group')}."
         )
     for optim in optims:
         _check_same(optim, first, _OF_OPTIMS)
     if count > world:
         missing = range(world, count)
         raise CorruptError(
-            f"{first.file.path} records that {count} ranks share the weights, but files of {world} ranks are "
-            f"present. The {_files_of_ranks(missing)} {'are' if len(missing) > 1 else 'is'} missing.",
+            f"{first.file.path} records that {count} ranks share the weights, but files of {count_of(world, 'rank')} "
+            f"are present. The {_files_of_ranks(missing)} {'are' if len(missing) > 1 else 'is'} missing.",
             "Copy them to the same directory.",
         )
     for optim in optims:
@@ -475,8 +481,8 @@ def _unite(opened: _Opened, grid: _Grid, ranks: Sequence[int], parts: Mapping[in
     if not info:
         times = f"{grid.pipeline} pipeline stages × " if grid.pipeline > 1 else ""
         raise UnsupportedError(
-            f"{where} is tensor-parallel: {times}{grid.tensor} ranks × {united[0].world} data-parallel. It does not "
-            "record how its parameters were split (universal_checkpoint_info is missing).",
+            f"{where} is tensor-parallel: {times}{grid.tensor} tensor-parallel ranks × {united[0].world} data-parallel "
+            "ranks. It does not record how parameters were split (universal_checkpoint_info is missing).",
             "Convert each rank separately with --per-rank, or save with universal_checkpoint_info.",
         )
     names = list(dict.fromkeys(name for weights in united for name in weights.names()))

@@ -49,7 +49,9 @@ class Fields:
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
             kinds = kind if isinstance(kind, tuple) else (kind,)
             expected = " or ".join(one_kind.__name__ for one_kind in kinds)
-            raise CorruptError(f"{self.where}: {self._name(key)} is {_kind(value)}, but {expected} was expected.")
+            raise CorruptError(
+                f"{self.where}: {self._name(key)} is {_kind(value)}, but the type {expected} was expected."
+            )
         return value
 
     def fields(self, key: str) -> Fields:
@@ -63,7 +65,7 @@ class Fields:
         for value in values:
             if not isinstance(value, LazyTensor) or len(value.shape) != 1:
                 raise CorruptError(
-                    f"{self.where}: {self._name(key)} contains {_kind(value)}, but 1-D tensors were expected."
+                    f"{self.where}: an entry of {self._name(key)} is {_kind(value)}, but a 1-D tensor was expected."
                 )
         return [untagged(value) for value in values]
 
@@ -79,7 +81,8 @@ class Fields:
     def shapes(self, values: Any, key: str) -> dict[str, Shape]:
         if not isinstance(values, dict):
             raise CorruptError(
-                f"{self.where}: {self._name(key)} contains {_kind(values)}, but names and shapes were expected."
+                f"{self.where}: an entry of {self._name(key)} is {_kind(values)}, but a dict of names and shapes was "
+                "expected."
             )
         for name, shape in values.items():
             sizes_ok = isinstance(shape, tuple) and all(type(size) is int and 0 <= size < 1 << 63 for size in shape)
@@ -103,8 +106,9 @@ def _kind(value: Any) -> str:
 
 def misfit(file: File, what: str, value: Any, numel: int) -> CorruptError:
     """Return the error for `what` of `file`, which is `value` and should be a tensor of `numel` elements."""
-    actual = f"has the shape {list(value.shape)}" if isinstance(value, LazyTensor) else "is missing"
-    return CorruptError(f"{file.path}: {what} {actual}, but {numel} elements were expected.")
+    actual = "is missing" if value is None else f"is {_kind(value)}"
+    expected = f"the shape [{numel}] was" if getattr(value, "numel", -1) == numel else f"{numel} elements were"
+    return CorruptError(f"{file.path}: {what} {actual}, but {expected} expected.")
 
 
 class FusedExperts(NamedTuple):
@@ -386,7 +390,7 @@ def _fused_experts(fields: Fields) -> tuple[list[FusedExperts], bool]:
         if prefix is None or not numbers or len(numbers) != total or sorted(numbers) != list(range(len(numbers))):
             raise CorruptError(
                 f"{fields.where}: ds_autoep_layers records {brief(total)} experts of {brief(prefix)} on "
-                f"{brief(ranks)} ranks, with {brief(local)} per rank, but lists {len(numbers)} experts."
+                f"{brief(ranks)} ranks, with {brief(local)} per rank, but lists the experts {brief(numbers)}."
             )
         fused.append(FusedExperts(prefix, experts))
     return fused, any(layer.get("checkpoint_format") == "zero3_partitioned" for layer in layers)
@@ -399,7 +403,7 @@ def _list(fields: Fields, key: str) -> list[Any]:
 
 def _sizes(fields: Fields, key: str, values: Any) -> list[int]:
     if not isinstance(values, list) or not all(type(size) is int and size >= 0 for size in values):
-        raise CorruptError(f"{fields.where}: {key} holds {brief(values, 80)}, but sizes were expected.")
+        raise CorruptError(f"{fields.where}: {key} is {brief(values, 80)}, but a list of sizes was expected.")
     return values
 
 
@@ -407,7 +411,7 @@ def _partition_counts(fields: Fields) -> list[int]:
     counts = fields.get("partition_count", (int, list), 0)
     counts = _sizes(fields, "partition_count", counts if isinstance(counts, list) else [counts])
     if max(counts, default=0) > MAX_RANKS:
-        raise CorruptError(f"{fields.where}: partition_count is {brief(max(counts))}, more ranks than are plausible.")
+        raise CorruptError(f"{fields.where}: partition_count is {brief(max(counts))}, more than {MAX_RANKS}.")
     return counts
 
 
@@ -458,7 +462,8 @@ def _stage(fields: Fields) -> int | None:
         value = value.args[0]
     if value is None or (type(value) is int and 0 <= value <= 3):
         return value
-    raise CorruptError(f"{fields.where}: zero_stage is {_kind(value)}, but a number from 0 to 3 was expected.")
+    shown = brief(value) if type(value) is int else _kind(value)
+    raise CorruptError(f"{fields.where}: zero_stage is {shown}, but a number from 0 to 3 was expected.")
 
 
 def _shape_list(fields: Fields, shapes: Any) -> list[dict[str, Shape]] | None:
@@ -474,7 +479,7 @@ def _shape_list(fields: Fields, shapes: Any) -> list[dict[str, Shape]] | None:
 def _strings(fields: Fields, key: str) -> list[str] | None:
     values = fields.get(key, (list, tuple, set))
     if values is not None and not all(isinstance(value, str) for value in values):
-        raise CorruptError(f"{fields.where}: {key} contains something other than names.")
+        raise CorruptError(f"{fields.where}: {key} contains values other than names.")
     return None if values is None else list(values)
 
 
@@ -486,5 +491,5 @@ def _aliases(fields: Fields) -> dict[str, str]:
     except (TypeError, ValueError):
         aliases = {None: None}
     if not all(isinstance(name, str) for pair in aliases.items() for name in pair):
-        raise CorruptError(f"{fields.where}: shared_params contains something other than pairs of names.")
+        raise CorruptError(f"{fields.where}: shared_params contains values other than pairs of names.")
     return aliases

@@ -54,7 +54,7 @@ def find_shapes(
         elements = ", ".join(str(size) for size, _ in held[:8])
         raise CorruptError(
             f"{first.file.path} lists {len(named)} parameters with {brief(sum(sizes))} elements in all, but not the "
-            f"parameters of each group, and they cannot be matched to its groups of {elements} elements."
+            f"parameters of each group, and the parameters cannot be matched to groups of {elements} elements."
         )
     raise CorruptError(
         f"{model.file.path} has the shapes of {len(shapes)} groups of parameters, but {first.file.path} has {groups} "

@@ -57,8 +57,8 @@ def read_states(weights: Weights, groups: Sequence[Group], optims: Sequence[Opti
                 weights.states_error = error
         if odd:
             weights.warnings.append(
-                f"{first.file.path}: the optimizer's {', '.join(odd)} of group {number} do not belong to a single "
-                "parameter and were left out of the optimizer states."
+                f"{first.file.path}: left out optimizer states of group {number} that do not belong to a single "
+                f"parameter: {', '.join(odd)}."
             )
     weights.groups = list(_param_groups(groups, first))
 
@@ -97,13 +97,13 @@ def _is_whole(number: int, key: Any, group: Group, optims: Sequence[OptimFile], 
             whole = sum(math.prod(piece.shape) for piece in cut.whole(index))
             held_text = f"{optims[rank].file.path} has {size} elements of the state"
             if size not in (masters, *cut.sizes):
-                not_cut = f"{held_text}, but {masters} of the weights"
+                not_cut = f"{held_text}, but {masters} elements of the weights"
             if size != whole:
                 not_whole = f"{held_text}, but its parameters have {whole}"
     if not_cut and not_whole:
         raise CorruptError(
             f"Muon's state {key!r} of group {number} is neither partitioned like the weights ({not_cut}), nor "
-            f"stored for whole parameters ({not_whole}). Elastic checkpoints lose the end of Muon's states.",
+            f"stored for whole parameters ({not_whole}). Elastic checkpoints lack the end of Muon's states.",
             "Convert only the weights, without the optimizer states.",
         )
     if not_cut or not_whole:

@@ -52,7 +52,7 @@ def read(place: Location, tagged: Location, wanted: Wanted) -> Source:
     if missing:
         raise CorruptError(
             f"{zero} lacks {len(missing)} of {len(shapes)} parameters: {', '.join(missing[:5])}.",
-            "Copy their directories to the same place.",
+            f"Copy their directories into {zero}.",
         )
     # In DeepSpeed's order, if the model file gives it.
     named = weights.trainable

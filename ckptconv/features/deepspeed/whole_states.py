@@ -8,6 +8,7 @@ from ckptconv.features.deepspeed.states import own
 from ckptconv.features.deepspeed.weights import Weights
 from ckptconv.features.optimizer_states.numbering import naming
 from ckptconv.features.optimizer_states.states import by_parameter, model_of, renamed
+from ckptconv.text import count_of
 
 
 def read_whole_states(weights: Weights, model: ModelFile) -> None:
@@ -29,8 +30,8 @@ def read_whole_states(weights: Weights, model: ModelFile) -> None:
     names = numbers.attempted(numbers.numbers_of(states), known, reasons)
     if names is None:
         weights.warnings.append(
-            f"{model.file.path}: the {len(states['state'])} optimizer states are numbered, but their names are not "
-            f"known{': ' if reasons else '.'}{'; '.join(reasons)}"
+            f"{model.file.path}: the optimizer states of {count_of(len(states['state']), 'parameter')} are numbered, "
+            f"and the parameter names are not known{': ' if reasons else ''}{'; '.join(reasons)}."
         )
         return
     named = renamed(states, names.names)

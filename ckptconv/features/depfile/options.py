@@ -22,5 +22,5 @@ class RuleOptions(Given):
 GIVEN = RuleOptions
 # Options of other programs.
 OTHER_OPTIONS = {
-    "--skip-existing --if-needed --no-overwrite": "--no-clobber replaces nothing; --depfile lets make skip.",
+    "--skip-existing --if-needed --no-overwrite": "Use --no-clobber, which replaces nothing, or --depfile with make.",
 }

@@ -68,8 +68,8 @@ def join(dtype: DType, shape: Shape, tiles: Sequence[ChunkTile], subject: Callab
     missing = math.prod(shape) - sum(tile.tensor.numel for tile in tiles)
     if missing > 0:
         raise CorruptError(
-            f"{subject()} has {math.prod(shape)} elements, but {missing} of them are in no chunk: chunks are missing.",
-            "Copy the files of all ranks. If no files are missing, these elements were not saved.",
+            f"{subject()} has {math.prod(shape)} elements, but its chunks have {missing} fewer: chunks are missing.",
+            "Copy the files of all ranks. If no files are missing, some elements were not saved.",
         )
     if missing < 0:
         raise CorruptError(
@@ -129,8 +129,9 @@ def _cut(tiles: list[ChunkTile], dim: int) -> list[list[ChunkTile]]:
 def _misfit(start: Shape, stop: Shape, tiles: Sequence[ChunkTile]) -> _MisfitError:
     """Return the reason why the `tiles` of a region cannot be joined: a hole, an overlap, or an unknown way to cut."""
     region = f"the region from {list(start)} to {list(stop)}"
-    if sum(tile.tensor.numel for tile in tiles) != math.prod(high - low for low, high in zip(start, stop, strict=True)):
-        return _MisfitError(f"its {len(tiles)} chunks do not fill {region}, or overlap")
+    count = sum(tile.tensor.numel for tile in tiles)
+    if count != (room := math.prod(high - low for low, high in zip(start, stop, strict=True))):
+        return _MisfitError(f"its {len(tiles)} chunks in {region} have {count} elements, but the region has {room}")
     for tile, later in combinations(tiles[:_COMPARED], 2):
         if all(tile.start(dim) < later.stop(dim) and later.start(dim) < tile.stop(dim) for dim in range(len(start))):
             return _MisfitError(f"in {region}, its chunks at {list(tile.offsets)} and {list(later.offsets)} overlap")

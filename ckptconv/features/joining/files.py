@@ -56,7 +56,7 @@ def divided(tree: Any, reader: Pieces, prefix: Path = ()) -> tuple[dict[Path, Pi
             pieces[path] = Whole(node)
         elif not path or any(map(is_tensor, walk(node))):
             kind = class_of(node) or type(node).__name__
-            shown = named(names_of.dotted(path)) if path else "the whole"
+            shown = named(names_of.dotted(path)) if path else "the content"
             raise UnsupportedError(
                 f"{reader.where}: {shown} is a {kind[:200]}; only state dicts of ordinary, DTensor and ShardedTensor "
                 "tensors can be joined."

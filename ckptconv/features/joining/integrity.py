@@ -43,11 +43,10 @@ def stated_digests(directory: Location, name: str, data: bytes, heading: Mapping
     expected = {**heading, "algorithm": _ALGORITHM}
     stated = {key: manifest.get(key) for key in expected} if type(manifest) is dict else {}
     if stated != expected:
-        shown = ", ".join(f"{key} {brief(value)}" for key, value in stated.items()) or "something else"
-        version = f" of version {heading['version']}" if "version" in heading else ""
+        shown, wanted = (", ".join(f"{k} {brief(v)}" for k, v in facts.items()) for facts in (stated, expected))
         raise UnsupportedError(
-            f"{where} records {shown}; only manifests{version} of files with {_ALGORITHM} are supported.",
-            "Remove it to convert the checkpoint without its digests.",
+            f"{where} records {shown or 'no object'}, but only {wanted} is supported.",
+            f"Rename {where} to convert the checkpoint without its digests.",
         )
     files = manifest.get("files")
     if type(files) is not dict or any(type(hexed) is not str or not _HEX.fullmatch(hexed) for hexed in files.values()):
@@ -57,8 +56,8 @@ def stated_digests(directory: Location, name: str, data: bytes, heading: Mapping
     missing = [file for file in files if not directory.has_file(file)]
     if missing:
         raise CorruptError(
-            f"{where} lists {len(files)} files, of which {len(missing)} cannot be found: {some(missing)}.",
-            "Copy or download them too.",
+            f"{where} lists files that cannot be found ({len(missing)} of {len(files)}): {some(missing)}.",
+            "Copy or download the missing files.",
         )
     return {directory.join(file).path: hexed.lower() for file, hexed in files.items()}
 

@@ -189,7 +189,7 @@ class Ranks:
         name = dotted(path)
         layouts = {part.layout for part in parts.values()}
         if len(layouts) > 1:
-            raise other_save(f"{self.where}: the ranks record different placements of {named(name)}.")
+            raise other_save(f"{self.where}: the ranks record different meshes or placements of {named(name)}.")
         layout = layouts.pop()
         inside = {rank: part for rank, part in parts.items() if part.coordinate is not None}
         chosen = self._fitting(path, layout, inside)
@@ -220,8 +220,8 @@ class Ranks:
         if not fits and wrong:
             rank, shape = wrong
             raise CorruptError(
-                f"{self.where}: {self.file_of(rank, path)} has {list(parts[rank].tensor.shape)} of "
-                f"{named(dotted(path))}, but its placements on a mesh of {layout.mesh} give this rank "
+                f"{self.where}: {self.file_of(rank, path)} has a part of shape {list(parts[rank].tensor.shape)} of "
+                f"{named(dotted(path))}, but the placements on a mesh of {layout.mesh} give this rank the shape "
                 f"{list(shape)} of {list(layout.shape)}."
             )
         if len(fits) == 2 and fits[0][1] != fits[1][1]:

@@ -150,12 +150,12 @@ class Pieces:
             )
         dtype = wrapper.parts["dtype"].name
         if dtype != node.dtype.name:
-            raise self._corrupt(name, f"is of {dtype}, but its local part of {node.dtype}")
+            raise self._corrupt(name, f"has the dtype {dtype}, but its local part has {node.dtype}")
         return node
 
     def _counts(self, name: str, value: Any, subject: str) -> Shape:
         if not isinstance(value, (tuple, list)) or len(value) > MAX_DIMS:
-            raise self._corrupt(name, f"has {subject} that is not valid")
+            raise self._corrupt(name, f"has {subject} {brief(value)} that is not valid")
         if any(type(count) is not int or not 0 <= count < MAX_BYTES for count in value) or (
             math.prod(value) >= MAX_BYTES
         ):
@@ -250,7 +250,10 @@ class Pieces:
             return self._lists[key]
         ranks = tuple(listed) if isinstance(listed, (tuple, list)) else self._numbers(name, tensor)
         if len(ranks) > MAX_RANKS or any(type(rank) is not int or rank < 0 for rank in ranks):
-            raise self._corrupt(name, f"is on a mesh of {len(ranks)} ranks: too many, or invalid ranks")
+            most = f"{len(ranks)} ranks; at most {MAX_RANKS} are supported"
+            raise self._corrupt(
+                name, f"is on a mesh {f'of {most}' if len(ranks) > MAX_RANKS else 'with invalid ranks'}"
+            )
         if len(set(ranks)) != len(ranks):
             raise self._corrupt(name, f"is on a mesh of {len(ranks)} ranks that lists a rank twice")
         self._lists[key] = ranks
@@ -261,7 +264,7 @@ class Pieces:
         if type(stored) is not Stored or stored.dtype.name not in _INTEGERS or not stored.contiguous:
             raise self._corrupt(name, "is on a mesh without a list of its ranks")
         if stored.numel > MAX_RANKS:
-            raise self._corrupt(name, f"is on a mesh of {stored.numel} ranks, more than {MAX_RANKS}")
+            raise self._corrupt(name, f"is on a mesh of {stored.numel} ranks; at most {MAX_RANKS} are supported")
         return struct.unpack(f"<{stored.numel}{_INTEGERS[stored.dtype.name]}", self.read(stored))
 
     def _sliced(self, name: str, node: Any, every: tuple[int, ...], rank: int) -> tuple[Shape, tuple[int, ...]]:
@@ -283,7 +286,7 @@ class Pieces:
         )
         shape = tuple(math.prod(extents) for extents, _ in axes)
         if math.prod(shape) > len(every):
-            raise self._corrupt(name, f"is on a mesh of shape {list(shape)}, but there are {len(every)} ranks")
+            raise self._corrupt(name, f"is on a mesh of shape {list(shape)}, but only {len(every)} ranks are listed")
         offsets = []
         for extents, strides in axes:
             inner = (unravelled(at, extents) for at in range(math.prod(extents)))
@@ -340,8 +343,8 @@ class Pieces:
         if type(world) is int and 0 < world <= MAX_RANKS:
             self.world = world
         shape = self._counts(name, metadata.get("size"), "a size")
-        if shape != self._counts(name, node.parts["shape"], "a shape"):
-            raise self._corrupt(name, "has two shapes")
+        if shape != (whole := self._counts(name, node.parts["shape"], "a shape")):
+            raise self._corrupt(name, f"has the shape {list(whole)}, but its metadata records {list(shape)}")
         listed = metadata.get("shards_metadata")
         if type(listed) is not list:
             raise self._corrupt(name, "is a ShardedTensor that does not list its shards")
@@ -352,7 +355,9 @@ class Pieces:
             tensor = self._local(name, attrs.get("tensor"), node)
             offsets, sizes = self._box(name, attributes(attrs.get("metadata")), shape)
             if sizes != tensor.shape:
-                raise self._corrupt(name, f"has a shard of shape {list(tensor.shape)} that should have {list(sizes)}")
+                raise self._corrupt(
+                    name, f"has a shard of shape {list(tensor.shape)}, but its metadata records {list(sizes)}"
+                )
             if (offsets, sizes) not in known:
                 raise self._corrupt(name, f"has a shard at {list(offsets)} that its list of shards lacks")
             tiles.append(ChunkTile(offsets, tensor))
@@ -362,7 +367,8 @@ class Pieces:
         offsets = self._counts(name, attrs.get("shard_offsets"), "a shard at")
         sizes = self._counts(name, attrs.get("shard_sizes"), "a shard of")
         if not len(offsets) == len(sizes) == len(shape):
-            raise self._corrupt(name, f"has a shard of {len(sizes)} dimensions, but the tensor has {len(shape)}")
+            shard = f"a shard with the offsets {list(offsets)} and sizes {list(sizes)}"
+            raise self._corrupt(name, f"has {shard}, but the tensor has {len(shape)} dimensions")
         return offsets, sizes
 
 

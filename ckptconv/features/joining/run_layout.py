@@ -58,7 +58,7 @@ def locate(
     if lost:
         known_steps = some([*_steps(place).values()], form=str)
         raise CorruptError(
-            f"{lost} specifies a step that does not exist; the directory contains: {known_steps or 'none'}.",
+            f"{lost} specifies a step that does not exist; the directory contains {known_steps or 'no steps'}.",
             "Give the directory of a step.",
         )
     names = [name for name, entry in place.names.items() if entry.kind == "directory" and not name.startswith(".")]
@@ -83,7 +83,7 @@ def locate(
         return None
     name, located = holders[0]
     critic = name != CRITIC and any(role == CRITIC for role, _ in holders)
-    more = f" {place.join(CRITIC)} is another model: to convert it, give its path." if critic else ""
+    more = f" {place.join(CRITIC)} is another model. To convert it, give this path." if critic else ""
     return _noted(located, f"Took {name}.{more}")
 
 

@@ -18,6 +18,7 @@ from ckptconv.features.joining.pieces import Piece, RankPart, Shards, Whole, par
 from ckptconv.features.optimizer_states.numbering import Model, Named, Numbers, Order, naming, ways
 from ckptconv.features.optimizer_states.states import listed, may_be_trained
 from ckptconv.tensors.lazy import Concat, View, untagged
+from ckptconv.text import count_of
 
 _STATE, _GROUPS, _STEP = "state", "param_groups", "step"
 _ADVICE = (
@@ -45,7 +46,10 @@ def by_name(ranks: Ranks, root: Path, model: Ranks, parameters: Mapping[str, Pat
         key = str(path[depth])
         name = names.get(key, key)
         if numbered and key not in names:
-            raise _unknown(ranks.where, f"a state belongs to parameter {key}, but the model has only {len(names)}")
+            raise _unknown(
+                ranks.where,
+                f"a state belongs to parameter {key}, but the optimizer lists only {count_of(len(names), 'parameter')}",
+            )
         if name in parameters:
             _describe(ranks, path, name, model.pieces[parameters[name]], is_of_save)
         elif model.ready.get(parameters.get(name, ())) is None and _differ(ranks.pieces[path]):
@@ -83,8 +87,8 @@ def _names(ranks: Ranks, root: Path, model: Ranks, parameters: Mapping[str, Path
         raise _unknown(
             ranks.where,
             f"its optimizer has {sum(len(listed(group.get('params'))) for group in groups)} numbered parameters in "
-            f"{len(groups)} groups. Their shapes do not match the model in exactly one order, or these are flat "
-            "parameters",
+            f"{count_of(len(groups), 'group')}. Their shapes do not match the model in exactly one order, or these "
+            "are flat parameters",
         )
     return agreed
 
@@ -185,6 +189,6 @@ def _describe(ranks: Ranks, path: Path, name: str, parameter: Mapping[int, Piece
     sizes = sorted({tensor.shape for tensor in wholes.values()})
     raise _unknown(
         ranks.where,
-        f"the state of {named(name)} has {' or '.join(str(list(size)) for size in sizes[:2])}, but the parameter "
-        f"{list(shape)}",
+        f"the state of {named(name)} has the shape {' or '.join(str(list(size)) for size in sizes[:2])}, but the "
+        f"parameter has {list(shape)}",
     )

@@ -77,8 +77,8 @@ def plan(source: Source, target: Target, options: Options) -> Output:
         if are_two is None:
             notes.append(
                 "The states of experts are written as those of a second optimizer, which Megatron-core uses on "
-                "several expert-parallel ranks. To train on a single rank, use --like STEP with any step of a training "
-                "run on a single rank."
+                "several expert-parallel ranks. To train on a single rank, use --like STEP with any step of a "
+                "single-rank training run."
             )
         common["optimizer"] = optimizer_of(
             states, tensors, own.get("optimizer") or {}, are_two is not False, source.path

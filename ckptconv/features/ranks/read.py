@@ -231,7 +231,7 @@ def _told(
     missing = sorted(ranks.expected - ranks.files.keys())
     if missing:
         warnings.append(
-            f"The files of ranks {some(missing, form=str)} are missing; the files of the other ranks contain the "
+            f"Files of these ranks are missing: {some(missing, form=str)}. The files of the other ranks contain the "
             "same data."
         )
     differing = [path for path in ranks.differing if path in paths]

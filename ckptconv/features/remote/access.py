@@ -160,7 +160,7 @@ def hint(error: BaseException) -> str:
     if type(error).__name__ == "ReadError":  # tarfile's
         return "If the archive is compressed, its name must end in .tar.gz, .tar.bz2 or .tar.xz."
     if is_transient(error):
-        return "Several attempts failed: try again later."
+        return "Several attempts failed. Try again later."
     return ""
 
 

@@ -182,7 +182,7 @@ class PartsOnStore(UploadStaging):
                 return None
             raise CorruptError(
                 f"{place}, the record of {name!r}, is damaged: {error}. The index was not written.",
-                "Run its part again, then finish.",
+                "Run the part with this file again, then finish.",
             ) from None
         return record
 

@@ -38,7 +38,10 @@ def part_size(size: int, memory: int) -> int:
     wanted = max(PART, min(memory // 2, GOOD_PART))
     least = -(-size // PARTS)
     if least > MOST_PART:
-        raise UsageError(f"A file of {size} bytes exceeds the limit of stores.", "Use a smaller --max-shard-size.")
+        most = PARTS * MOST_PART
+        raise UsageError(
+            f"A file would have {size} bytes, but stores accept at most {most}.", "Use a smaller --max-shard-size."
+        )
     unit = 1 << 20
     return max(wanted, -(-least // unit) * unit)
 

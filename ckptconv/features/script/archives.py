@@ -43,7 +43,7 @@ def _script(archive: TorchArchive, loaded: Loaded, constants: Any, byteorder: st
     """Return the weights of a TorchScript archive whose data.pkl holds a module."""
     if archive.prefix + SCRIPT_DESCRIPTION in archive.rows:
         raise archive.corrupt(
-            f"it contains both {PICKLE} and {SCRIPT_DESCRIPTION}, and torch releases differ in which of them they read"
+            f"it contains both {PICKLE} and {SCRIPT_DESCRIPTION}, and torch releases differ in which file they read"
         )
     return _weights_file(
         archive, weights.weights(loaded.value, constants, archive.find, archive.file.path), loaded, byteorder

@@ -24,7 +24,7 @@ from ckptconv.pickles.machine import Loaded
 from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.pickles.vocabulary import MalformedError, RefusedError, Vocabulary
 from ckptconv.storage import strict_json
-from ckptconv.text import brief
+from ckptconv.text import brief, count_of
 
 # Versions of the description: the last one, and the first with attributes.pkl.
 _NEWEST, _WITH_ATTRIBUTES = 5, 2
@@ -72,7 +72,7 @@ def weights(description: bytes, archive: Archive) -> tuple[ScriptWeights, Loaded
         model = _object(_parsed(description))
         version = _integer(model, "protoVersion")
         if not 0 <= version <= _NEWEST:
-            raise RefusedError(f"is of version {version}; versions up to {_NEWEST} are supported")
+            raise RefusedError(f"is of version {version}; versions 0 to {_NEWEST} are supported")
         table = [_tensor(_object(definition), archive) for definition in _list(model, "tensors")]
         loaded = Loaded((), 0, (), ())
         if version >= _WITH_ATTRIBUTES:
@@ -207,7 +207,7 @@ class _Modules:
 
 def _place(values: Sequence[Any], number: int, called: str) -> Any:
     if not 0 <= number < len(values):
-        raise MalformedError(f"refers to {called} {number} of {len(values)}")
+        raise MalformedError(f"refers to {called} {number}, but has {count_of(len(values), called)}")
     return values[number]
 
 

@@ -29,7 +29,7 @@ from ckptconv.features.modules.packed import (
 from ckptconv.pickles.children import is_tensor
 from ckptconv.pickles.nodes import Global, Opaque, Size, TorchConstant
 from ckptconv.pickles.vocabulary import Constructor, MalformedError, Vocabulary
-from ckptconv.text import brief, some
+from ckptconv.text import brief, count_of, some
 
 _NAMES = re.compile(r'\[((?:"[^"\\]*", ?)*)\]')
 _MODULE = re.compile(r"class ([^()]+)\(Module\):")
@@ -99,7 +99,8 @@ def finished(saved: OrderedDict[str, Any], attributes: dict[str, Any], where: st
 
 def told(others: list[str]) -> str:
     """Return the note about tensors that are neither parameters nor buffers."""
-    return f"{len(others)} attributes contain tensors other than parameters and buffers: {some(others, form=str)}."
+    shown = count_of(len(others), "attribute")
+    return f"The model has {shown} with tensors other than parameters and buffers: {some(others, form=str)}."
 
 
 def unsupported(where: str, reason: str) -> UnsupportedError:
@@ -191,7 +192,7 @@ class _Modules:
         if value is None:
             return
         if not is_tensor(value) or name in tensors:
-            raise self.unsupported(f"its parameter {name} is not a tensor, or occurs twice")
+            raise self.unsupported(f"its parameter {name} {'occurs twice' if is_tensor(value) else 'is not a tensor'}")
         tensors[name] = value
 
 

@@ -89,7 +89,7 @@ def listed(reader: Reader, *, directories: bool = False) -> Listing:
             return listing
         length = _number(header[_SIZE])
         if not is_tar(header) or length is None or None in (_number(header[field]) for field in _NUMBERS):
-            listing.note(f"a header is missing at byte {at}")
+            listing.note(f"the header at byte {at} is missing or invalid")
             return listing
         header_at, start, kind = at, at + _BLOCK, header[_KIND]
         if kind == b"\0" and _text(header[_NAME]).endswith("/"):
@@ -112,7 +112,7 @@ def listed(reader: Reader, *, directories: bool = False) -> Listing:
             if (for_next or named) and kind != _PAX_FOR_ALL:
                 listing.note(f"it has two headers for one member, the second at byte {header_at}")
             if length > _MAX_PAX:
-                listing.note(f"the header at byte {header_at} has {length} bytes, which exceeds the limit")
+                listing.note(f"the header at byte {header_at} has {length} bytes; at most {_MAX_PAX} are supported")
                 return listing
             content = reader.read_at(start, min(at, size) - start)
             if kind == _LONG_NAME:

@@ -118,7 +118,9 @@ class _Contents:
                 raise MalformedError(f"has a storage of the unknown class {str(cls)[:200]}")
             (numel,) = _COUNT.unpack(pickles.take(_COUNT.size, "a storage"))
             offset, size = pickles.position, numel * dtype.itemsize
-            if not 0 <= size <= stop - offset:
+            if numel < 0:
+                raise MalformedError(f"has a storage of {numel} elements")
+            if size > stop - offset:
                 raise MalformedError(
                     f"ends within a storage of {numel} elements of {dtype} at byte {offset}: it was cut short"
                 )
@@ -126,24 +128,24 @@ class _Contents:
             self._offsets.append(offset)
             self._sizes.append(size)
             pickles.position += size
-        views = pickles.load("the parts of storages").value
+        views = pickles.load("the storage views").value
         if type(views) is not list:
-            raise MalformedError("has no list of parts of storages")
+            raise MalformedError("has no list of storage views")
         for view in views:
             if type(view) not in (tuple, list) or len(view) != 4 or any(type(number) is not int for number in view):
-                raise MalformedError("has a part of a storage that is not four numbers")
+                raise MalformedError("has a storage view that is not four integers")
             self._add_view(*view)
         _check_end(pickles, stop, "storages")
 
     def _add_view(self, key: int, root: int, offset: int, numel: int) -> None:
         whole = self._storages.get(root)
         if whole is None:
-            raise MalformedError(f"has a part of storage {brief(root)}, which does not exist")
+            raise MalformedError(f"has a view of storage {brief(root)}, which does not exist")
         item = whole.dtype.itemsize
         if offset < 0 or numel < 0 or (offset + numel) * item > whole.size:
             raise MalformedError(
-                f"has a part of storage {brief(root)} with {brief(numel)} elements from element {brief(offset)} on, "
-                f"but the storage has {whole.size // item}"
+                f"has a view of storage {brief(root)} with {brief(numel)} elements from element {brief(offset)} on, "
+                f"but the storage has {whole.size // item} elements"
             )
         part = Storage(
             self._file, whole.offset + offset * item, numel * item, whole.dtype, brief(key), self._identity()
@@ -164,10 +166,10 @@ class _Contents:
         for _ in range(_count(pickles, "the number of tensors")):
             key, root, _cls = _triple(pickles, "a tensor")
             storage = self._storages.get(root) if type(root) is int else None
-            if storage is None or key in self._found:
-                raise MalformedError(
-                    f"has a tensor {brief(key)} of storage {brief(root)}, which does not exist, or has it twice"
-                )
+            if key in self._found:
+                raise MalformedError(f"has two entries with the key {brief(key)}")
+            if storage is None:
+                raise MalformedError(f"has a tensor {brief(key)} of storage {brief(root)}, which does not exist")
             self._found[key] = _tensor(pickles, storage, rebuild)
         _check_end(pickles, stop, "tensors")
 
@@ -190,7 +192,7 @@ def _tensor(pickles: Pickles, storage: Storage, rebuild: Constructor) -> Any:
     """Return a view of `storage` with the geometry that is next in `pickles`."""
     (dimensions,) = _DIMENSIONS.unpack(pickles.take(_DIMENSIONS.size, "a tensor"))
     if not 0 <= dimensions <= MAX_DIMS:
-        raise MalformedError(f"has a tensor of {dimensions} dimensions")
+        raise MalformedError(f"has a tensor of {dimensions} dimensions; 0 to {MAX_DIMS} are supported")
     numbers = struct.unpack(f"<{2 * dimensions + 1}q", pickles.take(_COUNT.size * (2 * dimensions + 1), "a tensor"))
     return rebuild((storage, numbers[-1], numbers[:dimensions], numbers[dimensions:-1]))
 
@@ -213,6 +215,5 @@ def _triple(pickles: Pickles, part: str) -> tuple[int, Any, Any]:
 def _check_end(pickles: Pickles, stop: int, member: str) -> None:
     if pickles.position != stop:
         raise pickles.corrupt(
-            f"its member {member} has {stop - pickles.position} more bytes than expected, from byte "
-            f"{pickles.position} on"
+            f"the data of its member {member} ends at byte {pickles.position}, but the member ends at byte {stop}"
         )

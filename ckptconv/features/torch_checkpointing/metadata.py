@@ -193,7 +193,9 @@ class _Reading:
                 raise self._corrupt(f"the files of {named(name)} have the invalid or repeated rank {brief(rank)}")
             files[number] = None if layout is None else self._item_file(layout)
         if files.keys() != set(range(world)):
-            raise self._corrupt(f"it records {world} ranks, but lists files of {named(name)} for {len(files)} ranks")
+            raise self._corrupt(
+                f"it records {world} ranks, but lists files of {named(name)} for the ranks {brief(sorted(files))}"
+            )
         return files
 
     def _item_file(self, layout: Any) -> ItemFile:
@@ -239,7 +241,9 @@ class _Reading:
             seen |= ranks
             geometries.append((ranks, self._geometry(called, self._dict(group.get("sharding_metadata"), called))))
         if len({(geometry.shape, geometry.dtype) for _, geometry in geometries}) > 1:
-            raise self._corrupt(f"it records different shapes or dtypes for {called}")
+            kinds = dict.fromkeys(f"{one.dtype} of shape {list(one.shape)}" for _, one in geometries)
+            first, other, *_ = kinds
+            raise self._corrupt(f"it describes {called} as {first} and as {other}")
         item.tensors[at], item.ways[at] = geometries, path
 
     def _of_ranks(self, called: str, listed: Any, world: int) -> frozenset[int]:
@@ -260,7 +264,7 @@ class _Reading:
 
     def _counts(self, called: str, value: Any) -> Shape:
         if not isinstance(value, (tuple, list)) or len(value) > MAX_DIMS:
-            raise self._corrupt(f"{called} has an invalid shape")
+            raise self._corrupt(f"{called} has the invalid shape {brief(value)}")
         if any(type(count) is not int or not 0 <= count < MAX_BYTES for count in value) or (
             math.prod(value) >= MAX_BYTES
         ):
@@ -308,7 +312,8 @@ class _Reading:
         shape, ranks, names = spec.get("mesh_shape"), spec.get("mesh_data"), spec.get("mesh_dim_names")
         shape = self._counts(called, shape)
         if not isinstance(ranks, (tuple, list)) or not 0 < len(ranks) == math.prod(shape) <= MAX_RANKS:
-            raise self._corrupt(f"{called} is on a mesh of shape {list(shape)} that lists a different number of ranks")
+            count = len(ranks) if isinstance(ranks, (tuple, list)) else "no"
+            raise self._corrupt(f"{called} is on a mesh of shape {list(shape)} that lists {count} ranks")
         if any(type(rank) is not int or rank < 0 for rank in ranks) or len(set(ranks)) != len(ranks):
             raise self._corrupt(f"{called} is on a mesh that lists invalid or repeated ranks")
         dims = names if isinstance(names, (tuple, list)) and len(names) == len(shape) else ()
@@ -319,12 +324,13 @@ class _Reading:
         shape = self._counts(called, data.get("global_shape"))
         lists = [numbers for key in _BOXES if isinstance(numbers := data.get(key), (tuple, list))]
         if len(lists) != len(_BOXES) or len(set(map(len, lists))) != 1:
-            raise self._corrupt(f"{called} has different numbers of shard offsets and shard sizes")
+            raise self._corrupt(f"{called} lacks shard offsets or sizes, or has different numbers of these")
         boxes = tuple(HeldBox(*(self._counts(called, numbers) for numbers in box)) for box in zip(*lists, strict=True))
         for box in boxes:
             if not len(box.offsets) == len(box.inside) == len(box.sizes) == len(shape):
                 raise self._corrupt(
-                    f"{called} has a shard of {len(box.sizes)} dimensions, but the tensor has {len(shape)}"
+                    f"{called} has a shard with the offsets {list(box.offsets)} and {list(box.inside)} and the sizes "
+                    f"{list(box.sizes)}, but the tensor has {len(shape)} dimensions"
                 )
             if any(at + size > most for at, size, most in zip(box.offsets, box.sizes, shape, strict=True)):
                 raise self._corrupt(

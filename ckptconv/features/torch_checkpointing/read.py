@@ -56,7 +56,7 @@ from ckptconv.plan import Input
 from ckptconv.storage.ahead import ahead
 from ckptconv.storage.location import Location
 from ckptconv.tensors.lazy import LazyTensor, Narrow, Tagged, TensorFacts
-from ckptconv.text import format_size, some
+from ckptconv.text import brief, count_of, format_size, some
 
 # The item of a library that saves the whole state of a rank in one file: the state is its content.
 _WHOLE = "checkpoint"
@@ -67,6 +67,18 @@ def _is_replica(geometry: Geometry, world: int) -> bool:
     if not isinstance(geometry, Distributed) or any(geometry.layout.placements):
         return False
     return len(geometry.layout.mesh.ranks) == world
+
+
+def _described_as(shape: Shape, dtype: str | None, node: Piece | Geometry) -> dict[str, str]:
+    """Return the facts of a tensor, of those that are known, as a message shows them."""
+    facts = {"the shape": str(list(shape)), **({"the dtype": dtype} if dtype else {})}
+    if isinstance(node, Shards):
+        facts["the type"] = "ShardedTensor"
+    if isinstance(node, (RankPart, Distributed)):
+        mesh, placements = node.layout.mesh, node.layout.placements
+        facts["the mesh"] = brief((mesh.ranks, mesh.shape))
+        facts["the placements"] = brief(tuple(tuple(cut) if cut else None for cut in placements))
+    return facts
 
 
 def read(place: Location, wanted: Wanted) -> Source:
@@ -136,8 +148,8 @@ class _Step:
             over = [file for item in step.items.values() for file in item.files.items() if file[0] >= step.world]
             if over:
                 raise other_save(
-                    f"{directory.join(over[0][1].path)} is of rank {over[0][0]}, and {STEP_METADATA} records that "
-                    f"there are {step.world} ranks."
+                    f"{directory.join(over[0][1].path)} belongs to rank {over[0][0]}, but {STEP_METADATA} records only "
+                    f"{count_of(step.world, 'rank')}."
                 )
         else:
             step.items = items_of(directory)
@@ -260,8 +272,8 @@ class _Step:
                 meshes.update((piece.layout.mesh, None) for piece in tensors.values() if isinstance(piece, RankPart))
             elif item_file.kind == SAFETENSORS and self.world > 1:
                 raise UnsupportedError(
-                    f"{places[name]} contains the parts of {len(tensors)} tensors on rank {rank}, but there is no "
-                    f"{STEP_METADATA} that records where these parts belong.",
+                    f"{places[name]} contains the parts of {count_of(len(tensors), 'tensor')} on rank {rank}, but "
+                    f"there is no {STEP_METADATA} that records where these parts belong.",
                     f"Copy {STEP_METADATA} too. A step that was saved without a resharder has no {STEP_METADATA}, "
                     "and cannot be joined.",
                 )
@@ -380,10 +392,15 @@ class _Step:
         else:
             agrees = tensor.dtype.name == geometry.dtype.name and len(tensor.shape) == len(geometry.shape)
         if not agrees:
+            described = _described_as(geometry.shape, geometry.dtype.name, geometry)
+            own = _described_as(shape_of(piece), None if tensor is None else tensor.dtype.name, piece)
+            if isinstance(piece, Whole) and len(geometry.shape) == len(piece.tensor.shape):
+                own["the shape"] = described["the shape"]  # the metadata describe the whole, of which it is a part
+            odd = [key for key, value in own.items() if described.get(key) != value]
+            texts = [", ".join(f"{key} {facts[key]}" for key in odd if key in facts) for facts in (own, described)]
             raise other_save(
-                f"{where} has {named(name)} with the shape {list(shape_of(piece))}"
-                f"{'' if tensor is None else f' and dtype {tensor.dtype}'}, but {STEP_METADATA} describes it with "
-                f"{list(geometry.shape)} and {geometry.dtype}, or with another placement."
+                f"{where} has {named(name)} with {texts[0]}, but {STEP_METADATA} describes it with "
+                f"{texts[1] or 'another distribution'}."
             )
         if isinstance(piece, RankPart) or tensor is None:
             return piece
@@ -462,8 +479,8 @@ class _Step:
         missing = sorted(ranks.expected - ranks.files.keys())
         if missing:
             warnings.append(
-                f"The files of ranks {some(missing, form=str)} are missing; the files of the other ranks contain the "
-                "same data."
+                f"Files of these ranks are missing: {some(missing, form=str)}. The files of the other ranks contain "
+                "the same data."
             )
         differing = [path for path in ranks.differing if wanted.key or path in chosen]
         if differing:

@@ -112,9 +112,9 @@ class TorchTree:
         name = writable.unreviewed(self._description) if opaque == "keep" else ""
         if name:
             raise UnsafeError(
-                f"The file would contain {name}, which is not on the reviewed list with these arguments. Loading the "
-                "file would run it, so it is not written.",
-                "Use --opaque drop to write everything else, or leave it out with --exclude.",
+                f"The file would contain {name}, which is not on the list of reviewed calls with these arguments. "
+                "Loading the file would run this code, so the file is not written.",
+                "Use --opaque drop to write everything else, or leave this value out with --exclude.",
             )
         self._contents = [storage_of(room.views, room.nbytes) for room in self._rooms]
         # Of a million storages only few may have overlapping views: the others need no second look.

@@ -8,8 +8,8 @@ from ckptconv.outputs.kinds import ELSEWHERE, OF_CODES, OF_MODELS, OutputKind, o
 _STATES = (
     "{} applies only to a checkpoint of torch.distributed.checkpoint.",
     (
-        "Add --to dcp. Two files cannot be combined into one .pt file: convert weights and states to one safetensors "
-        "file, without --optimizer, and convert this file to .pt."
+        "Add --to dcp. Two files cannot be combined into one .pt file; instead, convert weights and states to one "
+        "safetensors file, without --optimizer, and convert this file to .pt."
     ),
 )
 _KEY = (

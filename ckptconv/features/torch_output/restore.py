@@ -75,7 +75,7 @@ def _warnings(left_out: Mapping[str, str], demoted: Mapping[str, str], kept: Map
     if demoted:
         yield f"written as plain tensors, because only the names of their classes are known: {shown(demoted)}"
     if kept:
-        yield f"torch.load with weights_only=False will run the code of the classes of: {shown(kept)}"
+        yield f"torch.load with weights_only=False will run the code of the classes of these values: {shown(kept)}"
 
 
 def _noticed(

@@ -58,7 +58,7 @@ def selected_tree(source: Source, options: Options, rename: Rename = selection.r
         state, lost = with_keys(tree, known, names)
         if state is None:
             raise UsageError(
-                f"{source.path} is nested, and its .pt file keeps this structure, so --strip-prefix and --rename "
+                f"{source.path} is nested, and the .pt file keeps this structure, so --strip-prefix and --rename "
                 "cannot change the keys.",
                 "Use --no-structure to write a flat dict of the tensors, or --key to convert one dict.",
             )

@@ -27,7 +27,7 @@ from ckptconv.storage.inside import check_inside
 from ckptconv.storage.location import Location
 from ckptconv.storage.stores import is_repository
 from ckptconv.tensors.lazy import LazyTensor
-from ckptconv.text import name_of, some
+from ckptconv.text import count_of, name_of, some
 
 _GROUPS = "param_groups"
 # Names of a list that a message shows.
@@ -71,8 +71,8 @@ def _read_index(index: Location, path: str) -> Source:
     missing = [file for file, entry in entries.items() if entry.kind != "file"]
     if missing:
         raise CorruptError(
-            f"{index} lists {len(files)} files, of which {len(missing)} cannot be found: {_some(missing)}.",
-            "Download or copy them again.",
+            f"{index} lists files that cannot be found ({len(missing)} of {len(files)}): {_some(missing)}.",
+            "Copy or download the missing files.",
         )
     places = {file: directory.at(entry.file) for file, entry in entries.items()}
     source = _source(path, {file: places[file] for file in files}, weight_map, places.get(name_of(groups)))
@@ -114,9 +114,10 @@ def _complete_set(path: str, names: Iterable[str]) -> list[str]:
     missing = [number for number in wanted if number not in shards]
     if missing or len(shards) != len(wanted):
         names = some(missing, form=lambda number: f"{stem}-{number:0{width}d}-of-{count}{suffix}"[:100])
+        extra = f"{path} contains {len(shards)} files, but their names specify a set of {int(count)} shards."
         raise CorruptError(
-            f"{path} contains {len(shards)} of {int(count)} shards; missing: {names}.",
-            "Download or copy them again.",
+            f"{path} contains {len(shards)} of {int(count)} shards; missing: {names}." if missing else extra,
+            "Copy or download the missing files." if missing else "",
         )
     return [shards[number] for number in wanted]
 
@@ -179,14 +180,15 @@ def _check_agreement(path: str, file: str, entries: Mapping[str, Any], expected:
     missing = expected - entries.keys()
     if missing:
         raise CorruptError(
-            f"{path} lists {len(missing)} tensors in {file} that the file does not contain: {_some(sorted(missing))}.",
-            "The index and the files belong to different checkpoints: download or copy them again.",
+            f"{path} lists {count_of(len(missing), 'tensor')} in {file} that the file does not contain: "
+            f"{_some(sorted(missing))}.",
+            "The index and the files belong to different checkpoints. Download or copy both again.",
         )
     unknown = [name for name, value in entries.items() if isinstance(value, LazyTensor) and name not in expected]
     if unknown:
         raise CorruptError(
-            f"{file} contains {len(unknown)} tensors that {path} does not list: {_some(unknown)}.",
-            "The index and the files belong to different checkpoints: download or copy them again.",
+            f"{file} contains {count_of(len(unknown), 'tensor')} that {path} does not list: {_some(unknown)}.",
+            "The index and the files belong to different checkpoints. Download or copy both again.",
         )
 
 

@@ -30,7 +30,7 @@ from ckptconv.storage.records import Records
 from ckptconv.tensors.dtypes import DType
 from ckptconv.tensors.moves import File
 from ckptconv.tensors.strides import MAX_BYTES
-from ckptconv.text import brief
+from ckptconv.text import brief, count_of
 
 VERSION = 1001
 _COUNT = struct.Struct("<q")
@@ -133,10 +133,9 @@ class _Storages:
         noted = _Noted(wanted.dtype, wanted.numel, wanted.location == "meta", type(pid[2]) is int)
         known = self.noted.setdefault(wanted.key, self._kinds.setdefault(noted, noted))
         if known != noted and (known.numel or noted.numel or known[2:] != noted[2:]):
-            raise MalformedError(
-                f"describes storage {brief(wanted.key)} as {known.numel} elements of {known.dtype} and as "
-                f"{noted.numel} of {noted.dtype}, or at two locations"
-            )
+            sizes = f"as {known.numel} elements of {known.dtype} and as {noted.numel} of {noted.dtype}"
+            how = sizes if known[:2] != noted[:2] else "at two locations, or with two types of keys"
+            raise MalformedError(f"describes storage {brief(wanted.key)} {how}")
         if self.swapped and wanted.dtype.kind == "c":
             raise RefusedError(
                 "has complex numbers from a big-endian machine, and torch did not write their two parts separately"
@@ -187,7 +186,7 @@ class _Storages:
         view = _View(wanted.key, offset, numel, identity, type(view[0]) is int)
         first_view = self._views.setdefault(key, view)
         if first_view != view._replace(identity=first_view.identity):
-            raise MalformedError(f"has two views of storages named {brief(key)}, which differ")
+            raise MalformedError(f"has two different storage views with the key {brief(key)}")
         return first_view
 
     def records(self) -> Records:
@@ -209,17 +208,20 @@ def _checked_keys(keys: Any, storages: _Storages, pickles: Pickles) -> list[str]
         raise pickles.corrupt("the object is not followed by a list of the keys of its storages")
     missing, unknown = storages.noted.keys() - set(names), set(names) - storages.noted.keys()
     if missing:
-        raise pickles.corrupt(f"it lacks {len(missing)} storages that its object needs, such as {brief(min(missing))}")
+        count = count_of(len(missing), "storage")
+        raise pickles.corrupt(f"it lacks {count} that its object needs, such as {brief(min(missing))}")
     if unknown:
         raise pickles.corrupt(
-            f"it has {len(unknown)} storages that its object does not use, such as {brief(min(unknown))}"
+            f"it has {count_of(len(unknown), 'storage')} that its object does not use, such as {brief(min(unknown))}"
         )
     if len(set(names)) != len(names):
         raise pickles.corrupt("it lists a storage twice")
     # torch distinguishes the integer 1 from the text "1".
     odd = next((key for key in keys if storages.noted[str(key)].of_number != (type(key) is int)), None)
     if odd is not None:
-        raise pickles.corrupt(f"its object and its list of storages write the key {brief(odd)} differently")
+        raise pickles.corrupt(
+            f"its object and its list of storages write the key {brief(odd)} differently: as number and as text"
+        )
     return names
 
 
@@ -233,8 +235,8 @@ def _check_counts(reader: Reader, storages: _Storages, pickles: Pickles) -> None
         if count != _COUNT.pack(numel) and not (storages.swapped and count == _COUNT.pack(numel)[::-1]):
             (stated,) = _COUNT.unpack(count)
             raise pickles.corrupt(
-                f"at byte {offset}, storage {brief(key)} should have {numel} elements of {dtype}, but it records "
-                f"{stated}"
+                f"at byte {offset}, storage {brief(key)} should have {numel} elements of {dtype}, but the file "
+                f"records {stated}"
             )
     if storages.end > size:
         raise pickles.truncated(f"it ends at byte {size}, but its storages end at byte {storages.end}")

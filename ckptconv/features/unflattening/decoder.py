@@ -135,7 +135,10 @@ _VALUES: dict[str, tuple[int, Callable[..., Any]]] = {
 def _make_array(dtype: Any, shape: Any, order: Any, data: Any) -> NumpyArray:
     _typed(str, dtype, order)
     _typed(bytes, data)
-    expect(type(shape) is tuple and all(map(is_count, shape)) and order in ("C", "F"), "an array has no valid shape")
+    expect(
+        type(shape) is tuple and all(map(is_count, shape)) and order in ("C", "F"),
+        "an array has no valid shape or order",
+    )
     _check_elements(dtype, math.prod(shape), data)
     return NumpyArray(dtype, shape, order, data)
 
@@ -151,7 +154,8 @@ def _check_elements(dtype: str, count: int, data: bytes) -> None:
     """Check the number of bytes, if the dtype gives it."""
     plain = numpy_dtypes.parsed(dtype)
     if plain:
-        expect(count * plain.itemsize == len(data), f"{count} elements of {dtype} have {len(data)} bytes")
+        size = count * plain.itemsize
+        expect(size == len(data), f"{count} elements of {dtype} have {len(data)} bytes, but {size} were expected")
 
 
 def _make_frozenset(values: list[Any]) -> frozenset[Any]:
@@ -299,9 +303,9 @@ class RecordDecoder:
         extra = sorted(set(self.flat).difference(wanted))
         complaints = []
         if missing:
-            complaints.append(f"{len(missing)} of its tensors are missing ({some(missing)})")
+            complaints.append(f"tensors that it lists are missing ({some(missing)})")
         if extra:
-            complaints.append(f"{len(extra)} tensors are not in the record ({some(extra)})")
+            complaints.append(f"it does not list some tensors ({some(extra)})")
         if complaints:
             raise CorruptError(
                 f"The structure record does not match the tensors: {', and '.join(complaints)}.",
@@ -386,7 +390,7 @@ class RecordDecoder:
         simple = _VALUES.get(tag)
         if simple:
             parts, make = simple
-            expect(len(node) == parts + 1, f"a {tag} has {len(node) - 1} parts")
+            expect(len(node) == parts + 1, f"a {tag} has {len(node) - 1} parts instead of {parts}")
             return make(*node[1:])
         if tag == "composite":
             if any(type(part) is dict and "dropped" in part for part in node):
@@ -398,7 +402,8 @@ class RecordDecoder:
             self.pending.append(_Opened(node, target, prefix, slot))
             return target
         expect(tag in _MADE, f"{_short(node[:1])} does not begin a node")
-        expect(_EXACT_PARTS.get(tag, len(node) - 1) == len(node) - 1, f"a {tag} has {len(node) - 1} parts")
+        parts = _EXACT_PARTS.get(tag, len(node) - 1)
+        expect(len(node) - 1 == parts, f"a {tag} has {len(node) - 1} parts instead of {parts}")
         return _Opened(node, None, prefix, slot)
 
     def _close(self, opened: _Opened) -> Any:
@@ -444,7 +449,7 @@ class RecordDecoder:
             target.update(values)
             expect(len(target) == len(values), "a set contains an element twice")
         elif tag == "opaque":
-            expect(2 <= len(values) <= 7, f"an opaque object has {len(values)} parts")
+            expect(2 <= len(values) <= 7, f"an opaque object has {len(values)} parts instead of 2 to 7")
             for name, value in zip(_OPAQUE_PARTS, values, strict=False):
                 setattr(target, name, value)
             self.opaques.append(target)
@@ -596,7 +601,8 @@ def _dense(leaf: Mapping[str, Any], tensor: Any) -> tuple[int, ...]:
     if "strides" not in leaf:
         return ()
     strides = _strides(leaf["strides"], tensor)
-    expect(leaves.is_dense(tensor.shape, strides), f"a tensor with the strides {_short(strides)} has gaps")
+    shown = f"the strides {_short(strides)} of a tensor of shape {_short(list(tensor.shape))}"
+    expect(leaves.is_dense(tensor.shape, strides), f"{shown} leave gaps or overlap")
     return strides
 
 

@@ -17,7 +17,7 @@ KIND = OutputKind(
     "tree",
     {**OF_CHECKPOINT, "states": _STATES, **OF_MODELS, **OF_CODES},
     {
-        "opaque": "has no effect on a universal checkpoint, which cannot store other objects",
+        "opaque": "has no effect on a universal checkpoint, which does not store such objects",
         "copy_config": "copies nothing: from_pretrained reads no universal checkpoint",
     },
     to="universal",

@@ -8,14 +8,14 @@ from ckptconv.options.option import Given, deciding, option
 
 
 class UniversalOptions(Given):
-    """The path of a universal checkpoint, and the training that it is for."""
+    """The path of a universal checkpoint, and the training run that will load it."""
 
     universal: str = option(
         PATH, "Write a DeepSpeed universal checkpoint to DIR, to resume training from.", metavar="DIR", group=OUTPUT
     )
     zero_stage: int | None = deciding(
         counted(1, 3),
-        "The ZeRO stage of the training that will load the universal checkpoint.",
+        "The ZeRO stage of the training run that will load the universal checkpoint.",
         metavar="1|2|3",
         group=OUTPUT,
         fallback="any; for a ZeRO checkpoint, its own stage",
@@ -32,7 +32,7 @@ GIVEN = UniversalOptions
 OTHER_WORDS = {"convert --to universal": ("universal",)}
 # Options of DeepSpeed's ds_to_universal.py.
 OTHER_OPTIONS = {
-    "--input-folder --output-folder": "Name INPUT first, then OUTPUT.",
+    "--input-folder --output-folder": "Give both without options: ckptconv convert INPUT OUTPUT --to universal.",
     "--num-extract-workers --num-merge-workers": "Use --jobs N.",
     "--no-strict": "The checks of INPUT cannot be turned off.",
 }

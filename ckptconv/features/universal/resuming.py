@@ -41,7 +41,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 _STEP = "step"
 # In the entries that all parameters share: where ZeRO-3 looks for the settings of groups.
 _INNER, _GROUPS = "optimizer_state_dict", "param_groups"
-_FOR_3 = "use --zero-stage 3 for ZeRO-3"
+_FOR_3 = "For ZeRO-3, use --zero-stage 3"
 # Entries of param_groups that are no hyperparameters: which parameters, and how torch is to compute.
 _NO_HYPERPARAMETERS = frozenset({"params", "param_names", "foreach", "fused", "capturable", "differentiable"})
 # The options that select tensors, or rename them; the others of TENSORS change nothing.
@@ -80,8 +80,8 @@ def resumable(source: Source, options: Options, rename: Rename = selection.renam
     reason = "has no effect on a universal checkpoint, which stores all values unchanged"
     stage = source.training.stage
     training, warnings = _for_all_groups(source.training) if stage == 3 else (source.training, ())
-    stages = ("ZeRO-3", "use --zero-stage 1 for ZeRO-1 and 2") if stage == 3 else ("ZeRO-1 and 2", _FOR_3)
-    notes = (f"The universal checkpoint is for {stages[0]}, like INPUT: {stages[1]}.",) if stage else ()
+    stages = ("ZeRO-3", "For ZeRO-1 and 2, use --zero-stage 1") if stage == 3 else ("ZeRO-1 and 2", _FOR_3)
+    notes = (f"The universal checkpoint is for {stages[0]}, like INPUT. {stages[1]}.",) if stage else ()
     warnings = (*warnings, *_of_experts(training))
     return Resumable(training, source.weights, states, dict.fromkeys(given, reason), notes, warnings)
 
@@ -113,7 +113,7 @@ def _for_all_groups(training: Training) -> tuple[Training, tuple[str, ...]]:
     common = {**training.common, _INNER: {**inner, _GROUPS: kept}}
     warning = (
         f"The {len(groups)} groups of parameters differ in {some(differing, form=str)}. ZeRO-3 loads the same "
-        "settings into all groups, so the universal checkpoint leaves these out, and the training run keeps its own."
+        "settings into all groups, so the universal checkpoint leaves these out, and the training run keeps its values."
     )
     if "lr" in differing:
         warning += (
@@ -160,9 +160,9 @@ def _derived(source: Source, options: Options, rename: Rename) -> Resumable:
         )
     if chosen.uncastable:
         raise UnsupportedError(
-            f"{source.path}: {some(sorted(chosen.uncastable))} are parts of quantized or otherwise composed tensors, "
-            "which have no fp32 masters.",
-            "Convert the original weights, or leave these out with --exclude.",
+            f"{source.path} contains parts of quantized or otherwise composed tensors, which have no fp32 masters: "
+            f"{some(sorted(chosen.uncastable))}.",
+            "Convert the original weights, or leave these parts out with --exclude.",
         )
     aliases = selection.untie(chosen.tensors, chosen.owners)
     masters = {name: chosen.cast(name) for name in chosen.tensors if name not in aliases}
@@ -283,8 +283,8 @@ def _of_muon(states: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
     kind_texts = " and ".join(sorted(some(sorted(kind), form=str) for kind in kinds))
     warning = (
         f"The groups of parameters have states of several optimizers: {kind_texts}. With these, DeepSpeed's ZeRO-1 "
-        "and 2 fail in the first step with Muon on several ranks. torch.distributed.checkpoint supports them (--to "
-        "dcp)."
+        "and 2 fail in the first step with Muon on several ranks. torch.distributed.checkpoint (--to dcp) supports "
+        "such states."
     )
     return (warning,)
 
@@ -335,7 +335,7 @@ def _complete(
                 zeros = {key: Zeros(DTYPES[_MASTER], masters[name].shape) for key in keys if key != _STEP}
                 steps = {_STEP: _counter(step)} if _STEP in keys else {}
                 kept[name] = {**steps, **zeros, **kept[name]}
-    warnings = [f"{some(without)} have no states yet: zero moments were written."] if without else []
+    warnings = [f"Zero moments were written for parameters without states: {some(without)}."] if without else []
     if left:
         warnings.append(f"Left out the optimizer states {some(left)}: DeepSpeed does not support these.")
     return kept, warnings

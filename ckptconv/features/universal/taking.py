@@ -69,8 +69,8 @@ def fitted(source: Source, options: Options, asked: str) -> Source:
             states[name] = {**states[name], _STEP: Inline(struct.pack("<f", most), DTYPES["float32"], ())}
         if behind:
             warnings.append(
-                f"{some(behind)} have fewer steps than other parameters in their group ({most}). DeepSpeed stores one "
-                f"step count per group, so {most} is written for all."
+                f"Parameters have fewer steps than others in their group ({most}): {some(behind)}. DeepSpeed stores "
+                f"one step count per group, so {most} is written for all."
             )
     step = max((step for step in known.values() if step is not None), default=None)
     return source._replace(

@@ -149,10 +149,10 @@ class VirtualFiles(Mapping[str, VirtualFile]):
     ) -> Generator[memoryview, None, None]:
         """Yield bytes `start` to `stop` of a file, at most about `unit` at a time, each piece valid until the next."""
         file = self[name].bytes
-        stop = file.size if stop is None else min(stop, file.size)
-        if not 0 <= start <= stop:
-            raise UsageError(f"{name} has {file.size} bytes, so bytes {start} to {stop} do not exist.")
-        return file.read(start, stop, unit=unit, memory=FAR_MEMORY, requests=REQUESTS)
+        end = file.size if stop is None else min(stop, file.size)
+        if not 0 <= start <= end:
+            raise UsageError(f"start {start} and stop {stop} are not a range of the {file.size} bytes of {name}.")
+        return file.read(start, end, unit=unit, memory=FAR_MEMORY, requests=REQUESTS)
 
     def read_bytes(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
         """Return bytes `start` to `stop` of a file."""

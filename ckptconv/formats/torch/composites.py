@@ -99,7 +99,7 @@ def sparse(args: tuple[Any, ...]) -> Any:
     if layout.name == "sparse_coo" and len(data) > len(names):
         names = (*names, "is_coalesced")
     if len(data) != len(names):
-        raise MalformedError(f"has a {layout.name} tensor of {len(data)} parts")
+        raise MalformedError(f"has a {layout.name} tensor of {len(data)} parts instead of {len(names)}")
     return _composite(layout.name, dict(zip(names, data, strict=True)))
 
 

@@ -81,7 +81,7 @@ def plain_pickle(path: str) -> UnsupportedError:
     """Return the error for a pickle at `path` that is not in torch's container."""
     return UnsupportedError(
         f"{path} is a plain pickle, not a file of torch.save.",
-        "If you trust it and it contains a state dict: load it with pickle, and save it with torch.save.",
+        "If you trust it and it contains a state dict, load it with pickle, and save it with torch.save.",
     )
 
 

@@ -57,7 +57,7 @@ def _geometry(size: Any, stride: Any) -> _Geometry:
             raise MalformedError("has a tensor whose size or stride does not consist of non-negative integers")
     numel = math.prod(size)
     if numel >= MAX_BYTES:
-        raise MalformedError(f"has a tensor of {brief(numel)} elements")
+        raise MalformedError(f"has a tensor of {brief(numel)} elements, too many for any storage")
     extent = 1 + sum((count - 1) * step for count, step in zip(size, stride, strict=True)) if numel else 0
     return _Geometry(tuple(size), tuple(stride), numel, extent)
 

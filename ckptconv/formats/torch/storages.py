@@ -140,7 +140,7 @@ def storage_id(pid: Any) -> StorageId:
     if type(key) is not str or type(location) is not str or type(numel) is not int:
         raise MalformedError("has a persistent id whose parts have the wrong types")
     if not 0 <= numel < MAX_BYTES // dtype.itemsize:
-        raise MalformedError(f"has a storage of {brief(numel)} elements")
+        raise MalformedError(f"has a storage with the invalid size of {brief(numel)} elements")
     return StorageId(dtype, key, location, numel, pid[5] if len(pid) == 6 else None)
 
 

@@ -57,7 +57,7 @@ def _dtype_of(value: Any) -> DType:
 def build_typed(tensors: Tensors, value: Opaque, state: Any) -> Any:
     """Set the state (storage, offset, size, stride) of a torch.FloatTensor or the like, until torch 0.1.10."""
     if value.args or value.state or type(state) is not tuple or len(state) != 4:
-        raise MalformedError(f"has a {value.name} whose state is not the state of a tensor")
+        raise MalformedError(f"has a {value.name} with an invalid state")
     if type(state[0]) is not Storage:
         return unknown(f"a {value.name}", state[0])
     if state[0].dtype.name != STORAGE_DTYPES[value.cls.name.removesuffix("Tensor")]:

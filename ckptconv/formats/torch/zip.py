@@ -213,8 +213,8 @@ class TorchArchive(Archive):
 
             few = ", ".join(cut(name, 60) for name in itertools.islice(self.rows, 5))
             raise kind(
-                f"{self.name} is a zip archive, but not from torch.save: it has {members} among its "
-                f"{len(self.rows)} members ({few}{', …' if len(self.rows) > 5 else ''}).",
+                f"{self.name} is a zip archive, but not from torch.save: it has {members}. It contains "
+                f"{few}{', …' if len(self.rows) > 5 else ''}.",
                 "" if outermost else f"Unpack it first, or name one file in it: zip://NAME::{self.file.path}",
             )
         # torch looks in the top directory of the first member.

@@ -315,7 +315,7 @@ class LocalStaging(Staging):
         if self.finishing:
             raise CorruptError(
                 f"The record of {name!r} in {self.staging} is damaged: {why}.",
-                "Run its part again, then finish.",
+                "Run the part with this file again, then finish.",
             )
 
     @contextlib.contextmanager

@@ -252,7 +252,7 @@ def chunks(checkpoint: Checkpoint) -> list[ChunkStorageMetadata]:
 def test_a_chunk_that_is_not_listed(tmp_path: Path) -> None:
     checkpoint = rows()
     del chunks(checkpoint)[1], checkpoint.places[1]
-    assert "8 of them are in no chunk" in refused(checkpoint.write(tmp_path / "c"))
+    assert "its chunks have 8 fewer: chunks are missing" in refused(checkpoint.write(tmp_path / "c"))
 
 
 def test_a_chunk_whose_place_is_not_told(tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ def test_data_without_a_chunk(tmp_path: Path) -> None:
 def test_a_size_larger_than_the_chunks(tmp_path: Path) -> None:
     checkpoint = rows()
     checkpoint.tensors["model.w"].size = torch.Size((7, 4))  # type: ignore[union-attr]
-    assert "4 of them are in no chunk" in refused(checkpoint.write(tmp_path / "c"))
+    assert "4 fewer: chunks are missing" in refused(checkpoint.write(tmp_path / "c"))
 
 
 def test_a_chunk_beyond_the_tensor(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def with_manifest(source: Path, here: Path) -> Path:
 OTHER_OPTIONS = {
     "--reset-optimizer": "--to dcp writes optimizer states only with --states",
     "--world-size": "--chunks N splits their tensors for N",
-    "--load-dir": "Name INPUT first, then OUTPUT",
+    "--load-dir": "Give INPUT first, then OUTPUT",
     "--pp": "when they load them",
     "--target-tensor-parallel-size": "when they load them",
     "--target-pipeline-parallel-size": "when they load them",

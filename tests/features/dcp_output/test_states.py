@@ -53,7 +53,7 @@ def test_named_states_of_another_model_are_refused_or_named(tmp_path: Path) -> N
         5, "the optimizer states of another model: the states belong to 'x'", "'a', 'b'"
     )
     ckptconv_here(*words, saved("small.pt", a=(2, 3), b=(6,))).refused(
-        5, "'exp_avg' of 'a' has the shape [2, 3], but the weight [4, 6]"
+        5, "'exp_avg' of 'a' has the shape [2, 3], but its weight has [4, 6]"
     )
     assert not (tmp_path / "out").exists()
     assert "1 parameter with optimizer states in" in done(ckptconv_here(*words, saved("m.pt", a=(4, 6), c=(2,)))).err

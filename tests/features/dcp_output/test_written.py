@@ -243,7 +243,7 @@ def test_a_checkpoint_that_lacks_a_chunk_is_no_example(tmp_path: Path) -> None:
     torch.save({"model": {"w": torch.ones(6, 2)}}, tmp_path / "m.pt")
     like = one(torch.ones(6, 2), shards((6, 2), 0, 3)[:2]).write(tmp_path / "like")
     run = ckptconv_here("safetensors2dcp", tmp_path / "m.pt", tmp_path / "out", "--like", like)
-    run.refused(4, "4 of them are in no chunk")
+    run.refused(4, "4 fewer: chunks are missing")
     assert not (tmp_path / "out").exists()
 
 
@@ -607,7 +607,9 @@ def test_settings_by_parameter_are_kept_by_the_option_that_a_note_names(tmp_path
             assert note not in done(ckptconv_here(*words, *chosen)).out
     # All of a state has its optimizer as it is, and needs no states.
     words = ("convert", flat, tmp_path / "out", "--to", "dcp", "--key", ".", "--dry-run")
-    ckptconv_here(*words, "--states", flat).refused(2, "--key . takes an optimizer as it is: leave out --states.")
+    ckptconv_here(*words, "--states", flat).refused(
+        2, "Leave out --states: --key . already selects the optimizer states"
+    )
     done(ckptconv_here(*words))
     # Without an option for it, or without settings, there is no choice.
     for kind in ("accelerate", "dcp-hf"):
@@ -621,7 +623,9 @@ def test_other_keys_than_those_of_the_input_are_named_with_the_options_that_keep
     step = made(NESTED, tmp_path / "step", "--states", NESTED, *keys)
     words = ("convert", step, tmp_path / "out", "--to", "dcp", "--dry-run")
     states = ("--states", step)
-    assert f"app.model, app.optim. {' '.join(keys)} keeps them." in done(ckptconv_here(*words, *states)).out
+    assert (
+        f"app.model, app.optim. To keep these keys, use {' '.join(keys)}." in done(ckptconv_here(*words, *states)).out
+    )
     assert "keeps them" not in done(ckptconv_here(*words, *states, *keys)).out
     # Without states, that of the weights alone.
     assert f": app.model. {' '.join(keys[:2])} keeps them." in done(ckptconv_here(*words)).out

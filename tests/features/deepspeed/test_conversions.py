@@ -27,7 +27,7 @@ def test_a_run_with_one_checkpoint_is_converted_as_by_its_command(place: Path) -
     done(ckptconv_here("zero-to-fp32", "in", "special"))
     assert contents(place / "out") == contents(place / "special")
     shutil.copytree(Z3, place / "in" / "epoch=1.ckpt")
-    several = "It contains several: in/epoch=0.ckpt, in/epoch=1.ckpt."
+    several = "It contains several checkpoints: in/epoch=0.ckpt, in/epoch=1.ckpt."
     ckptconv_here("convert", "in", "again").refused(2, several)
 
 

@@ -18,7 +18,7 @@ OF_ONE = ("--depfile=d",)
 WHOLE = ("pt2safetensors model.pt out.safetensors --depfile",)
 SAID = [
     ("pt2safetensors model.pt --manifest x --depfile x", 2, "both specify x"),
-    ("convert model.pt x --skip-existing", 2, "--no-clobber replaces nothing; --depfile lets make skip."),
+    ("convert model.pt x --skip-existing", 2, "Use --no-clobber, which replaces nothing, or --depfile with make."),
 ]
 # What others make, by command.
 _MAKING = {

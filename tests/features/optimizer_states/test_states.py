@@ -25,7 +25,7 @@ def test_states_keep_their_names_in_every_output(groups: int, tmp_path: Path) ->
 
 
 def test_states_without_an_output_of_the_weights_are_said_to_be_alone(tmp_path: Path) -> None:
-    note = "Not converted: the weights. Name OUTPUT after INPUT for them."
+    note = "Not converted: the weights. To convert them, give OUTPUT after INPUT."
     training_saved(tmp_path / "t.pt")
     states = ("--optimizer", tmp_path / "states.safetensors")
     assert note in done(ckptconv_here("convert", tmp_path / "t.pt", *states)).out.splitlines()

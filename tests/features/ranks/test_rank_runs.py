@@ -75,7 +75,7 @@ def test_a_run_s_directory_stands_for_the_step_that_its_file_names(
 def test_a_step_that_is_not_there_is_corrupt(text: str, tmp_path: Path) -> None:
     save(tmp_path / "run" / "global_step_10" / "actor")
     (tmp_path / "run" / "checkpoint_tracker.json").write_text(text)
-    assert "the directory contains: global_step_10" in refused(tmp_path / "run", tmp_path / "out", 4)
+    assert "the directory contains global_step_10" in refused(tmp_path / "run", tmp_path / "out", 4)
 
 
 def test_one_of_several_steps_has_to_be_named(tmp_path: Path) -> None:

@@ -257,7 +257,10 @@ def _states(**changes: Any) -> Callable[[Any, int], dict[str, Any]]:
         (_lost, ["lacks that of rank 1"]),
         (_doubled, ["model_rank0.pt and model_rank1.pt both belong to rank 0"]),
         (_saved_again(_states(weight=lambda mesh: placed(WEIGHT[:8], mesh, Shard(0)))), ["weight", "[8, 4]", "rank2"]),
-        (_saved_again(_states(weight=lambda mesh: placed(WEIGHT, mesh, Shard(1)))), ["different placements", "weight"]),
+        (
+            _saved_again(_states(weight=lambda mesh: placed(WEIGHT, mesh, Shard(1)))),
+            ["different meshes or placements", "weight"],
+        ),
         (_saved_again(_states(weight=lambda mesh: placed(WEIGHT.half(), mesh, Shard(0)))), ["float16", "rank2"]),
         (_saved_again(_states(more=lambda mesh: torch.ones(1))), ["more", "model_rank2.pt has"]),
         (_saved_again(_states(buffer=lambda mesh: torch.ones(3, dtype=torch.int64))), ["buffer", "differ"]),
@@ -294,7 +297,7 @@ def test_replicas_of_ranks_that_are_not_there_are_not_missed(tmp_path: Path) -> 
     for rank in (2, 3):
         (source / f"model_rank{rank}.pt").unlink()
     run = converted(source, tmp_path / "out", "--json")
-    assert "ranks 2, 3 are missing; the files of" in run.out
+    assert "these ranks are missing: 2, 3. The files of" in run.out
     assert_same(load_with_aliases(tmp_path / "out"), {"weight": WEIGHT})
 
 

@@ -87,7 +87,7 @@ def test_an_archive_of_files_is_refused_with_an_address_that_works(place: Path) 
         for name in ("a.pt", "b.pt"):
             archive.write("a.pt", name)
             packed.add("a.pt", name)
-    ckptconv_here("convert", "both.zip", "x").refused(5, "(a.pt, b.pt)", "zip://NAME::both.zip")
+    ckptconv_here("convert", "both.zip", "x").refused(5, "It contains a.pt, b.pt.", "zip://NAME::both.zip")
     for at, source in enumerate(("zip://b.pt::both.zip", "tar://b.pt::both.tar.gz")):
         done(ckptconv_here("convert", source, f"{at}.safetensors"))
         assert load_file(f"{at}.safetensors")["w"].tolist() == [1, 1]

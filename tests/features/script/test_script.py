@@ -192,7 +192,7 @@ def test_traced_modules(name: str, tmp_path: Path) -> None:
 
 def test_what_is_neither_parameter_nor_buffer_is_told(tmp_path: Path) -> None:
     file = compare(script(Tied(), tmp_path / "model.pt"))
-    assert "1 attributes contain tensors" in file.notes[0]
+    assert "1 attribute with tensors" in file.notes[0]
     assert "and buffers: plain" in file.notes[0]
     assert "held" in compare(script(Listed(), tmp_path / "model.pt")).notes[0]
     # The list of weights that an LSTM keeps beside them is no news.
@@ -672,13 +672,13 @@ def change(where: str, value: object) -> Callable[[dict[str, Any]], None]:
         ("tensors.0.data", None, CorruptError, "object"),
         ("tensors.0.device", None, CorruptError, "device"),
         ("tensors.0.requiresGrad", 1, CorruptError, "but true or false was expected"),
-        ("mainModule.parameters.0.tensorId", "3", CorruptError, "tensor 3 of 3"),
-        ("mainModule.parameters.0.tensorId", "-1", CorruptError, "tensor -1 of 3"),
+        ("mainModule.parameters.0.tensorId", "3", CorruptError, "tensor 3, but has 3"),
+        ("mainModule.parameters.0.tensorId", "-1", CorruptError, "tensor -1, but has 3"),
         ("mainModule.parameters.0.name", "bias", CorruptError, "twice"),
         ("mainModule.parameters.0.name", "", CorruptError, "name"),
         ("mainModule.parameters.0.tensor_id", "1", CorruptError, "differently"),
-        ("mainModule.attributes.0.id", "9", CorruptError, "attribute 9 of 2"),
-        ("mainModule.getStateAttributeId", "2", CorruptError, "attribute 2 of 2"),
+        ("mainModule.attributes.0.id", "9", CorruptError, "attribute 9, but has 2"),
+        ("mainModule.getStateAttributeId", "2", CorruptError, "attribute 2, but has 2"),
         ("mainModule.submodules", [[]], CorruptError, "object"),
         ("mainModule", None, CorruptError, "object"),
         ("protoVersion", "6", UnsupportedError, "version 6"),

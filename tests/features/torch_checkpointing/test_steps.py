@@ -231,7 +231,7 @@ def test_files_are_those_of_the_manifest(tmp_path: Path) -> None:
     convert(step, tmp_path / "other").refused(4, "model_1.safetensors", "SHA-256")
     assert not (tmp_path / "other").exists()
     file.unlink()
-    convert(step, tmp_path / "other").refused(4, "of which 1 cannot be found: 'model_1.safetensors'.")
+    convert(step, tmp_path / "other").refused(4, "cannot be found (1 of 4): 'model_1.safetensors'.")
 
 
 # ------------------------------------------------------------------------------------------------- what is refused

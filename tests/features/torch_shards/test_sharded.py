@@ -260,7 +260,7 @@ def test_an_index_may_not_lead_out_of_its_directory(file: str, tmp_path: Path) -
 def test_missing_files_are_named(tmp_path: Path) -> None:
     directory = sharded(state_dict(), tmp_path / "in")
     (directory / "pytorch_model-00002-of-00003.bin").unlink()
-    refused(4, "3 files, of which 1 cannot be found: pytorch_model-00002-of-00003.bin", path=directory)
+    refused(4, "cannot be found (1 of 3): pytorch_model-00002-of-00003.bin", path=directory)
     (directory / INDEX).unlink()
     refused(4, "2 of 3 shards; missing: pytorch_model-00002-of-00003.bin", path=directory)
 
@@ -268,13 +268,13 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
 def test_tensors_that_a_file_lacks_are_named(tmp_path: Path) -> None:
     directory = sharded(state_dict(), tmp_path / "in")
     changed(directory, lambda index: index["weight_map"].update(new="pytorch_model-00001-of-00003.bin"))
-    refused(4, "1 tensors in pytorch_model-00001-of-00003.bin that the file does not contain: new", path=directory)
+    refused(4, "1 tensor in pytorch_model-00001-of-00003.bin that the file does not contain: new", path=directory)
 
 
 def test_tensors_that_the_index_lacks_are_named(tmp_path: Path) -> None:
     directory = sharded(state_dict(), tmp_path / "in")
     changed(directory, lambda index: index["weight_map"].pop("head"))
-    refused(4, "pytorch_model-00003-of-00003.bin contains 1 tensors", "does not list: head", path=directory)
+    refused(4, "pytorch_model-00003-of-00003.bin contains 1 tensor", "does not list: head", path=directory)
 
 
 def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
@@ -302,7 +302,7 @@ INDEXES: dict[str, tuple[str, int, str]] = {
     "empty names of files": ('{"weight_map": {"a": ""}}', 3, "is outside its directory"),
     "no tensors": ('{"weight_map": {}}', 2, "lists no tensors"),
     "safetensors": ('{"weight_map": {"a": "model-00001-of-00001.safetensors"}}', 5, "safetensors files already"),
-    "a directory": ('{"weight_map": {"a": "."}}', 4, "of which 1 cannot be found: .."),
+    "a directory": ('{"weight_map": {"a": "."}}', 4, "cannot be found (1 of 1): .."),
     "half a character": ('{"weight_map": {"a": "\\ud800"}}', 4, "half of a surrogate pair"),
 }
 

@@ -178,7 +178,7 @@ def test_two_views_of_one_name_must_be_the_same(tmp_path: Path) -> None:
     path = tmp_path / "view.pt"
     tree = [Tensor(six(view=("8", at, 2)), 0, (2,), (1,)) for at in (0, 1)]
     path.write_bytes(stream(tree, {"7": (6, FLOATS)}))
-    assert "two views of storages named '8'" in refusal(path)
+    assert "two different storage views with the key '8'" in refusal(path)
 
 
 @every("count", ["<q", ">q"])
@@ -196,7 +196,7 @@ def test_a_big_endian_machine_counts_as_others_do(tmp_path: Path) -> None:
     path = tmp_path / "big.pt"
     content = stream([Tensor(six(), 0, (6,), (1,))], {"7": (5, FLOATS)}, machine={**MACHINE, "little_endian": False})
     path.write_bytes(content)
-    assert "should have 6 elements of float32, but it records 5" in refusal(path)
+    assert "should have 6 elements of float32, but the file records 5" in refusal(path)
 
 
 def test_complex_numbers_of_a_big_endian_machine_are_refused(tmp_path: Path) -> None:
@@ -260,18 +260,18 @@ DOUBLE = Tensor(six(cls=torch.DoubleStorage), 0, (6,), (1,))
 CONTRADICTIONS = {
     "another version": (stream(ONE, {"7": (6, FLOATS)}, version=1002), "version 1002"),
     "facts that are none": (stream(ONE, {"7": (6, FLOATS)}, machine=[1]), "machine description is of type list"),
-    "a missing storage": (stream([ONE], {}), "lacks 1 storages that its object needs, such as '7'"),
+    "a missing storage": (stream([ONE], {}), "lacks 1 storage that its object needs, such as '7'"),
     "an unknown storage": (
         stream([ONE], {"7": (6, FLOATS), "8": (6, FLOATS)}),
-        "has 1 storages that its object does not use, such as '8'",
+        "has 1 storage that its object does not use, such as '8'",
     ),
     "a storage twice": (stream([ONE], {"7": (6, FLOATS)}, keys=["7", "7"]), "lists a storage twice"),
     "keys that are none": (stream([ONE], {"7": (6, FLOATS)}, keys={"7": 1}), "not followed by a list of the keys"),
     "keys of no type": (stream([ONE], {"7": (6, FLOATS)}, keys=[None]), "not followed by a list of the keys"),
-    "fewer elements": (stream([ONE], {"7": (5, FLOATS)}), "should have 6 elements of float32, but it records 5"),
-    "more elements": (stream([ONE], {"7": (7, FLOATS)}), "but it records 7"),
-    "huge elements": (stream([ONE], {"7": (1 << 62, FLOATS)}), f"but it records {1 << 62}"),
-    "negative elements": (stream([ONE], {"7": (-6, FLOATS)}), "but it records -6"),
+    "fewer elements": (stream([ONE], {"7": (5, FLOATS)}), "should have 6 elements of float32, but the file records 5"),
+    "more elements": (stream([ONE], {"7": (7, FLOATS)}), "but the file records 7"),
+    "huge elements": (stream([ONE], {"7": (1 << 62, FLOATS)}), f"but the file records {1 << 62}"),
+    "negative elements": (stream([ONE], {"7": (-6, FLOATS)}), "but the file records -6"),
     "too few bytes": (stream([ONE], {"7": (6, FLOATS[:-1])}), "cut short"),
     "two types": (stream([ONE, DOUBLE], {"7": (6, FLOATS * 2)}), "as 6 elements of float32 and as 6 of float64"),
     "beyond its storage": (stream([Tensor(six(), 1, (6,), (1,))], {"7": (6, FLOATS)}), "extends beyond the 24 bytes"),
@@ -281,7 +281,7 @@ CONTRADICTIONS = {
     ),
     "an endless storage": (
         stream([Tensor(Storage(torch.FloatStorage, "7", "cpu", 1 << 80, None), 0, (1,), (1,))], {"7": (6, b"")}),
-        f"has a storage of {1 << 80} elements",
+        f"has a storage with the invalid size of {1 << 80} elements",
     ),
     "a magic number inside": (stream(ONE, {"7": (6, FLOATS)}, magic=[0x1950A86A20F9469CFC6C]), "a plain pickle"),
 }  # fmt: skip

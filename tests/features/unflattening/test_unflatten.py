@@ -239,9 +239,9 @@ def test_tensors_missing_and_left_over_are_named() -> None:
     flat, structure = flatten({"b": [lazy() for _ in range(20)]})
     flat.pop("b.3")
     flat["stranger"] = lazy()
-    with pytest.raises(CorruptError, match=r"1 .* missing \('b\.3'\).*'stranger'"):
+    with pytest.raises(CorruptError, match=r"missing \('b\.3'\).*'stranger'"):
         unflatten(flat, structure)
-    with pytest.raises(CorruptError, match=r"20 .*'b\.0', .* and 15 more"):
+    with pytest.raises(CorruptError, match=r"missing .*'b\.0', .* and 15 more"):
         unflatten({}, structure, live_values=False)
 
 

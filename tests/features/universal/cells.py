@@ -92,7 +92,7 @@ def _made(source: Path, output: str) -> dict[str, Any]:
 
 
 OTHER_OPTIONS = {
-    "--input-folder": "Name INPUT first, then OUTPUT.",
+    "--input-folder": "Give both without options: ckptconv convert INPUT OUTPUT --to universal.",
     "--num-extract-workers": "Use --jobs N",
 }
 RECORDED = {"universal": _made}

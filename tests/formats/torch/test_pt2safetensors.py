@@ -407,13 +407,13 @@ def test_what_renames_nothing_is_said_and_no_error(tmp_path: Path) -> None:
     path = torch_file(tmp_path, {"model.a": torch.ones(2), "model.b": torch.ones(3), "head": torch.ones(4)})
     options = ["--strip-prefix", "model", "--rename", r"^\.=", "--rename", "head=out", "--rename", "tail=end"]
     report = converted(path, tmp_path / "out.safetensors", *options, "--json").json
-    assert report["warnings"] == ["--rename 'tail=end' changes no name; the first is 'a'."]
+    assert report["warnings"] == ["--rename 'tail=end' changes no name; the first name is 'a'."]
     assert sorted(load_file(tmp_path / "out.safetensors")) == ["a", "b", "out"]
     run = converted(path, tmp_path / "out.safetensors", "--quiet", "--strip-prefix", "modle.", "--rename", "x=y")
     assert run.out == ""
     assert run.err.splitlines() == [
-        "ckptconv: warning: --strip-prefix 'modle.' changes no name; the first is 'model.a'.",
-        "ckptconv: warning: --rename 'x=y' changes no name; the first is 'model.a'.",
+        "ckptconv: warning: --strip-prefix 'modle.' changes no name; the first name is 'model.a'.",
+        "ckptconv: warning: --rename 'x=y' changes no name; the first name is 'model.a'.",
     ]
     wrapped = torch_file(tmp_path, {"module.a": torch.ones(2), "module.b": torch.ones(3)}, name="wrapped.pt")
     run = converted(wrapped, tmp_path / "wrapped.safetensors", "--strip-prefix", "model.")
@@ -462,7 +462,7 @@ def test_advice_on_a_training_checkpoint_agrees_and_does_what_it_says(tmp_path: 
     assert list(load_file(output)) == ["model.a"]
     # A prefix that is stripped, and a rule that changes nothing.
     run = converted(path, "--strip-prefix", "model.", "--rename", "x=y")
-    assert run.err == "ckptconv: warning: --rename 'x=y' changes no name; the first is 'model.a'.\n"
+    assert run.err == "ckptconv: warning: --rename 'x=y' changes no name; the first name is 'model.a'.\n"
 
 
 def test_a_replacement_is_split_at_the_last_equals_sign(tmp_path: Path) -> None:
@@ -940,7 +940,7 @@ def test_a_part_without_a_tensor_or_one_of_which_all_is_excluded_is_a_slip(tmp_p
     refused(2, "No tensors are left", torch_file(tmp_path, tree), "--exclude", "*")
     refused(2, "No tensors are left", torch_file(tmp_path, {"w": torch.empty(2, device="meta")}), "--exclude", "w")
     refused(2, "matches none of the 0 names", torch_file(tmp_path, {"epoch": 3}), tmp_path / "out", "--include", "*")
-    refused(2, "model.pt holds no tensor to write next to it.", torch_file(tmp_path, {"epoch": 3}))
+    refused(2, "model.pt contains no tensor to write next to it.", torch_file(tmp_path, {"epoch": 3}))
 
 
 def test_members_compressed_in_uncommon_ways_are_refused_with_what_to_do(tmp_path: Path) -> None:

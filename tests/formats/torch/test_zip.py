@@ -787,7 +787,7 @@ DAMAGE: dict[str, tuple[Change, str]] = {
     "an unknown method": (both(in_entry(ZERO, 10, "<H", 77), in_header(ZERO, 8, "<H", 77)), r"compressed \(77\)"),
     "another method in the local header": (in_header(ZERO, 8, "<H", 8), "is not the member"),
     "another size in the local header": (in_header(ZERO, 22, "<I", 95), "is not the member"),
-    "sizes that stand nowhere": (in_entry(ZERO, 24, "<I", 2**32 - 1), "its size is missing"),
+    "sizes that stand nowhere": (in_entry(ZERO, 24, "<I", 2**32 - 1), "has a size or offset beyond 4 GiB"),
     "a name that is not text": (instead(ZERO, b"m/dat\xff/0"), "not UTF-8"),
     "another byte order": (instead(b"little", b"middle"), "checksum"),
     "more entries than the buffer holds": (both(in_end(END, 24, 1 << 40), in_end(END, 32, 1 << 40)), "contradict"),

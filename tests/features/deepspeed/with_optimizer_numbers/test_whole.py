@@ -22,7 +22,7 @@ def test_optimizer_states_of_zero_0_are_named_where_their_order_is_known(tmp_pat
     alike = Model([{"a": values(3, seed=1)}, {"b": values(3, seed=2)}])
     checkpoint = write(tmp_path / "alike", alike, Save(stage=0, dtype=torch.float32))
     (warning,) = check(tmp_path, checkpoint, expected(alike, torch.float32))
-    assert "their names are not known" in warning
+    assert "the parameter names are not known" in warning
 
 
 @every("dtype", [torch.float16, torch.bfloat16, torch.float32])

@@ -183,7 +183,7 @@ def test_zero_3_takes_the_settings_of_a_single_group(tmp_path: Path) -> None:
 @every("case, stages", [("z3_bf16_w2", "for ZeRO-3"), ("z2_bf16_w2", "for ZeRO-1 and 2")])
 def test_that_of_a_zero_checkpoint_says_for_which_stages_it_is(case: str, stages: str, tmp_path: Path) -> None:
     run = ckptconv_here("zero-to-fp32", ZERO / case / "checkpoint", "--universal", tmp_path / "u")
-    assert f"The universal checkpoint is {stages}, like INPUT: use --zero-stage" in run.out
+    assert f"The universal checkpoint is {stages}, like INPUT. For ZeRO-" in run.out
 
 
 def test_a_zero_checkpoint_is_made_for_another_stage(tmp_path: Path) -> None:
@@ -248,7 +248,8 @@ def test_a_parameter_without_states_begins_with_zero_moments(tmp_path: Path) -> 
     del state["optimizer"]["state"]["0.bias"]
     torch.save(state, tmp_path / "t.pt")
     run = ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u")
-    assert (run.code, "0.bias have no states yet: zero moments were written" in run.err.replace("'", "")) == (0, True)
+    said = "Zero moments were written for parameters without states: 0.bias"
+    assert (run.code, said in run.err.replace("'", "")) == (0, True)
     parameter = tmp_path / "u" / "zero" / "0.bias"
     assert loaded(parameter / "step.pt") == STEPS, "DeepSpeed refuses groups whose parameters differ in it"
     assert not loaded(parameter / "exp_avg.pt")["param"].any()
@@ -272,7 +273,7 @@ def test_deepspeed_has_one_number_of_steps_for_a_group(tmp_path: Path) -> None:
     state["optimizer"]["state"]["0.bias"]["step"] = torch.tensor(1.0)
     torch.save(state, tmp_path / "t.pt")
     run = done(ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u", *VERIFY))
-    assert "'0.bias' have fewer steps than other parameters in their group (3)." in run.err
+    assert "Parameters have fewer steps than others in their group (3): '0.bias'." in run.err
     assert {float(loaded(path)) for path in (tmp_path / "u" / "zero").glob("*/step.pt")} == {3.0}
     assert loaded(tmp_path / "u" / MODEL)["global_steps"] == 3
 
@@ -392,7 +393,7 @@ def test_a_universal_checkpoint_on_a_store_has_its_name_last(tmp_path: Path) -> 
         store.pipe("/universal/other/precious", b"x")
         with pytest.raises(UsageError, match="files of another kind"):
             ckptconv.convert(tmp_path / "hf", universal="memory://universal/other")
-        with pytest.raises(UsageError, match="a file is written next to this directory"):
+        with pytest.raises(UsageError, match="a file is written next to it"):
             ckptconv.convert(tmp_path / "hf", universal="memory://universal")
     finally:
         store.rm("/universal", recursive=True)
