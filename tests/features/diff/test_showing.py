@@ -47,6 +47,7 @@ def test_a_notebook_shows_what_was_found(tmp_path: Path) -> None:
     torch.save({"b": torch.ones(2000)}, tmp_path / "x.pt")
     found = ckptconv.diff(tmp_path / "x.pt", tmp_path / "x.pt")
     assert found._repr_html_().startswith("<table><caption>Difference</caption><tr>")
+    assert "<tr><th>b</th><td>equal</td><td>float32</td>" in found._repr_html_()
 
 
 def test_python_prints_what_the_command_prints_and_no_more_tensors(tmp_path: Path) -> None:

@@ -88,6 +88,27 @@ def test_a_notebook_shows_what_was_found(tmp_path: Path) -> None:
     assert "<tr><th>tensors</th><td>&lt;w&gt;, b</td></tr>" in shown
     assert "<tr><th>bytes</th><td>8.05 kB</td></tr>" in shown
     assert "opaque" not in shown
+    assert "<tr><th>totals</th><td>float32: tensors=2 elements=2012 bytes=8.05 kB</td></tr>" in shown
+    assert "<tr><th>name</th><td>dtype</td><td>shape</td><td>bytes</td></tr>" in shown
+    assert "<tr><th>b</th><td>float32</td><td>[2000]</td><td>8.00 kB</td></tr>" in shown
+
+
+def test_a_notebook_shows_statistics_of_each_tensor(tmp_path: Path) -> None:
+    torch.save({"w": torch.tensor([1.0, 3.0]), "s": torch.tensor(True), "m": {"x": 1}}, tmp_path / "x.pt")
+    shown = ckptconv.inspect(tmp_path / "x.pt", stats=True)._repr_html_()
+    columns = ("dtype", "shape", "bytes", "min", "max", "mean", "std", "zeros", "nan", "inf")
+    assert f"<tr><th>name</th>{''.join(f'<td>{column}</td>' for column in columns)}</tr>" in shown
+    cells = ("float32", "[2]", "8 bytes", "1", "3", "2", "1", "0", "0", "0")
+    assert f"<tr><th>w</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>" in shown
+    assert "<tr><th>s</th><td>bool</td><td>[]</td><td>1 byte</td>" in shown
+    assert "Total" not in shown
+
+
+def test_a_notebook_lists_fifty_tensors(tmp_path: Path) -> None:
+    torch.save({str(number): torch.ones(1) for number in range(60)}, tmp_path / "x.pt")
+    shown = ckptconv.inspect(tmp_path / "x.pt")._repr_html_()
+    assert shown.count("<td>float32</td>") == 50
+    assert "<th>10 more tensors</th>" in shown
 
 
 def test_the_bytes_that_are_read_for_statistics_are_shown(tmp_path: Path) -> None:
