@@ -36,7 +36,10 @@ ZSTD = "zstd"
 # The most bytes of a tensor whose changes, and their positions, a u4 can count.
 MOST_OVERWRITTEN = (1 << 32) - 1
 # Advice on a difference that `average --minus` wrote, if its directory is taken for a delta.
-_ADDED = " To add a plain difference: `ckptconv average BASE DIFFERENCE --minus BASE OUTPUT --weights 2,1`."
+_ADDED = (
+    " To add a plain difference, such as a task vector: `ckptconv average BASE DIFFERENCE --minus BASE OUTPUT "
+    "--weights 2,1`."
+)
 ORDER = "BASE must come before the deltas: ckptconv patch BASE DELTA... OUTPUT. "
 _VERSION = re.compile(r"\d{1,18}")
 # Bytes of the header of a frame: RFC 8878, section 3.1.1.
@@ -75,8 +78,9 @@ def read_delta(place: Location) -> Delta:
         missing = f"it contains no {INDEX}" if place.kind == "directory" else f"it is {place.entry.described}"
         if place.kind == "missing":
             missing = "it does not exist"
-        added = _ADDED if place.kind == "directory" and "average" in COMMANDS else ""
-        hint = f"{ORDER if place.kind == 'file' else ''}`ckptconv diff A B --delta DIR` writes a delta.{added}"
+        added = _ADDED if place.kind != "missing" and "average" in COMMANDS else ""
+        kind = "A delta is a directory; " if place.kind == "file" else ""
+        hint = f"{kind}`ckptconv diff A B --delta DIR` writes a delta.{added}"
         if place.kind == "file" and is_delta(place.parent):
             hint = f"It is a file of a delta: give the directory, {place.parent}."
         raise UsageError(f"{place} is not a delta: {missing}.", hint)
@@ -86,7 +90,7 @@ def read_delta(place: Location) -> Delta:
         raise UsageError(
             f"{place} is not a delta: its {INDEX} does not specify the version to change.",
             f"If it is a checkpoint, give it as BASE; `ckptconv diff BASE {place} --delta DIR` writes a delta that "
-            "produces it.",
+            f"produces it.{_ADDED if 'average' in COMMANDS else ''}",
         )
     metadata = index.metadata
     encoding = _known(place, metadata, "delta_encoding", ENCODINGS)

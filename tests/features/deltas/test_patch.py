@@ -730,6 +730,13 @@ def test_a_checkpoint_that_is_given_as_a_delta_is_said_to_come_first(pair: tuple
         )
 
 
+def test_a_file_that_is_no_delta_may_be_a_difference_to_add(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    run = ckptconv_here("patch", *pair, tmp_path / "out.safetensors")
+    assert run.refused(2, f"{pair[1]} is not a delta: it is a file.", "A delta is a directory")
+    assert "BASE must come before" not in run.err
+    assert ("such as a task vector: `ckptconv average BASE DIFFERENCE" in run.err) == ("average" in COMMANDS)
+
+
 def test_a_file_of_a_delta_leads_to_its_directory(pair: tuple[Path, Path], tmp_path: Path) -> None:
     delta = delta_of(pair, "xor")
     file = next(delta.glob("*.safetensors"))
