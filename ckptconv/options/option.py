@@ -234,7 +234,7 @@ _TAKES_MORE, _TAKES_KEYWORDS, _WORDS = 0x04, 0x08, "ckptconv.options.words"
 
 
 def checked(
-    table: Mapping[str, Option], instead: Mapping[str, str] = MappingProxyType({}), called: str = ""
+    table: Mapping[str, Option], instead: Mapping[str, Any] = MappingProxyType({}), called: str = ""
 ) -> Callable[[_Function], _Function]:
     """Decorate a library function: parse its keyword arguments that are options of `table`, and raise UsageError for an
     argument that neither the function nor, if it accepts any keywords, `table` knows. Its signature shows them all.

@@ -57,7 +57,7 @@ ELSEWHERE = {
     "mlx": "MLX is not written: use mlx_lm.convert of mlx-lm on the directory that --to safetensors writes.",
     "flax jax orbax keras h5 tensorflow tf npz": (
         "Formats of TensorFlow, JAX and numpy are not written: load safetensors with "
-        "safetensors.tensorflow, .flax or .numpy."
+        "safetensors.tensorflow, .flax or .numpy. numpy has no bfloat16: for it, convert with --dtype fp32."
     ),
     "npy": 'ckptconv.open(INPUT, framework="np") reads tensors as arrays in Python; write them with numpy.save.',
     "upload push publish push-to-hub": "ckptconv convert INPUT DIR --for-hub writes a directory for `hf upload`.",
@@ -79,10 +79,10 @@ def instead_of(word: str) -> str:
 
 
 def unknown(
-    name: str, known: Iterable[str], called: str = "", instead: Mapping[str, str] = _NO_WORDS, value: Any = None
+    name: str, known: Iterable[str], called: str = "", instead: Mapping[str, Any] = _NO_WORDS, value: Any = None
 ) -> CkptconvError:
     """Return the error for an argument `name` not among `known`, those of the function `called`. `instead` has advice,
-    as in `checked`, where VALUE stands for the given `value`, if that is text."""
+    as in `checked`, where VALUE stands for the given `value`, if that is text; or a function of it returns it."""
     if feature := missing(name):
         return lacking(f"The option {name!r}", feature)
     close = difflib.get_close_matches(name, known, cutoff=0.7)
@@ -96,7 +96,8 @@ def unknown(
         meant = text if {flag.replace("-", "_") for flag in named}.issubset(known) else meant
     meant = "Only the command line has this option." if name in ("json", "quiet", "verbose") else meant
     meant = next((text for names, text in instead.items() if name in names.split()), meant)
-    meant = meant.replace("VALUE", repr(value) if isinstance(value, str) else "...")
+    meant = meant if isinstance(meant, str) else meant(value)
+    meant = meant.replace("VALUE", repr(value)) if isinstance(value, str) else meant
     has = f"{called} has {', '.join(sorted({*known} - {'self'}))}."
     if called and name in import_module(CONVERTING).OPTIONS:
         return UsageError(f"{called} has no option {name}, unlike convert; {has}", meant)
