@@ -85,4 +85,6 @@ def nearby(place: Location) -> str:
     names = {name.lower(): name for name in place.parent.names}
     if close := difflib.get_close_matches(place.name.lower(), list(names), n=1, cutoff=0.8):
         return f"Did you mean {os.path.join(os.path.dirname(path), names[close[0]])}?"
+    if not suffix and is_checkpoint(place.parent):
+        return f"If {place.name} is a part of the checkpoint {place.parent}, give that with --key {place.name}."
     return "" if "/" in path else stores.hint(path, place.options)

@@ -26,7 +26,7 @@ def selected(source: Source, options: Options, rename: Rename) -> Selected:
     """
     optimizer = source.states()
     if optimizer is None:
-        raise UsageError(f"{source.path} contains no optimizer states by parameter, which --optimizer needs.")
+        raise UsageError(f"{source.path} contains no optimizer states by parameter.")
     choice = Choice(options.include, options.exclude)
     listed = (name for group in optimizer["param_groups"] for name in group["params"])
     known = dict.fromkeys([*flattened(source, source.weights, choice).tensors, *optimizer["state"], *listed])

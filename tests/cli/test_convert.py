@@ -340,6 +340,7 @@ def test_an_output_with_an_ending_that_none_has_is_refused(place: Path) -> None:
             f"give {name}/",
             "Nothing was",
         )
+        assert ("numpy has no bfloat16: for it, convert with --dtype fp32." in run.err) == (name == "out.npz")
         assert not Path(name).exists()
         succeeding("convert", "x.pt", f"{name}/")
         assert Path(name, "model.safetensors").exists()

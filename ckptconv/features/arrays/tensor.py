@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Hashable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.errors import OutOfRangeError, UsageError
 from ckptconv.features.arrays.dtype import ElementType
@@ -62,6 +62,13 @@ class Tensor(Handle):
         self._framework = framework
         self._device = device
         self._key = key
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            read = "" if name.startswith("_") else ": it is not loaded. .torch() or .numpy() returns an array"
+            text = f"{type(self).__name__!r} object has no attribute {name!r}{read}"
+            raise AttributeError(text, name=name, obj=self)
 
     # ---- facts
 
@@ -135,7 +142,7 @@ class Tensor(Handle):
         Reading it warns of values that became infinite. Raise UsageError if elements cannot be cast to `dtype`.
         """
         if _DEVICE.fullmatch(str(dtype)):
-            hint = "To read the tensor to a device, use torch(device=...)."
+            hint = f"To read the tensor to a device, use torch(device={str(dtype)!r})."
             raise UsageError(f"{str(dtype)!r} is a device, but to() only casts to a dtype.", hint)
         name = OPTIONS["dtype"].parse(dtype)
         if self.dtype.kind != "f" and name not in (None, "keep", self.dtype.name):

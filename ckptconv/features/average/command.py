@@ -26,6 +26,7 @@ OTHER_OPTIONS = {
     "--last --last-n --num --inputs --num-epoch-checkpoints --num-update-checkpoints": (
         "Specify the steps before OUTPUT (with --ema, the oldest first). `ckptconv steps RUN` lists the steps of a run."
     ),
+    "--subtract --sub": "Use --minus BASE.",
     "--decay --ema-decay": "Use --ema DECAY, such as --ema 0.9.",
     "--scale --scaling --scaling-factor --lambda --lam": (
         "With --minus, give the weights: average BASE TUNED OUTPUT --minus BASE --weights 1,0.5 adds half of the "

@@ -15,6 +15,7 @@ OTHER_OPTIONS = {
     "--dtype": "In inspect, this option is --as DTYPE.",
     "--statistics --statistic --summary": "Use --stats.",
     "--tensor --tensors --name": "Use --include NAME.",
+    "inspect diff verify --layer --module --block": "Use --include GLOB, such as --include '*layers.0.*'.",
     "--nan --nans --inf --check-nan --check-finite --finite": "Use --stats, which counts NaN and infinite values.",
     "--keys --names --all --list --full": (
         "Use --key PATH to show a part. ckptconv inspect -v shows all tensor names."

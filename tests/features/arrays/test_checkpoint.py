@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import fnmatch
 import gc
 import importlib.util
 import os
 import pickle
 import random
+import re
 import shutil
 import threading
 import tracemalloc
@@ -517,15 +520,15 @@ def test_an_option_of_convert_is_refused_with_what_to_do_instead(tmp_path: Path)
     for call, option, advice in (
         (ckptconv.open, "strip_prefix", "{name.removeprefix('x'): ck.get_tensor(name) for name in ck}"),
         (ckptconv.open, "rename", "{re.sub(REGEX, REPLACEMENT, name): ck.get_tensor(name) for name in ck}"),
-        (ckptconv.open, "include", "ck.get_tensors(fnmatch.filter(ck, 'x'))"),
-        (ckptconv.open, "exclude", "ck.get_tensors(n for n in ck if not fnmatch.fnmatchcase(n, 'x'))"),
+        (ckptconv.open, "include", "ck.get_tensors(n for n in ck if (n + '.').startswith('x.')). If 'x' is a mapping"),
+        (ckptconv.open, "exclude", "ck.get_tensors(n for n in ck if not (n + '.').startswith('x.'))"),
         (ckptconv.open, "dtype", "ck[name].to('x')"),
         (
             ckptconv.load_state_dict,
             "strip_prefix",
             "{name.removeprefix('x'): tensor for name, tensor in state.items()}",
         ),
-        (ckptconv.load_state_dict, "include", "ck.get_tensors(fnmatch.filter(ck, 'x'))"),
+        (ckptconv.load_state_dict, "include", "ck.get_tensors(n for n in ck if (n + '.').startswith('x.'))"),
         *([(ckptconv.load_state_dict, "inert", "ckptconv.open(PATH, inert=True)")] if "inert" in OPTIONS else []),
     ):
         with pytest.raises(UsageError, match=f"has no option {option}, unlike convert") as caught:
@@ -536,9 +539,53 @@ def test_an_option_of_convert_is_refused_with_what_to_do_instead(tmp_path: Path)
         ckptconv.open(tmp_path / "x.pt", zzz=1)  # type: ignore[call-overload]
 
 
+@pytest.mark.parametrize("function", [ckptconv.open, ckptconv.load_state_dict])
+@pytest.mark.parametrize(
+    ("chosen", "names"),
+    [
+        ("a", ["a.w", "a.b"]),
+        ("a.w", ["a.w"]),
+        ("*.w", ["a.w", "ab.w"]),
+        (["a.w", "c"], ["a.w", "c"]),
+        (("*.w", "c"), ["a.w", "ab.w", "c"]),
+    ],
+)
+def test_the_advice_on_choosing_tensors_can_be_pasted(
+    function: Any, chosen: Any, names: list[str], tmp_path: Path
+) -> None:
+    save_file({name: torch.ones(2) for name in ("a.w", "a.b", "ab.w", "c")}, tmp_path / "x.safetensors")
+    with ckptconv.open(tmp_path / "x.safetensors") as ck:
+        for option, expected in (("include", {*names}), ("exclude", ck.keys() - {*names})):
+            with pytest.raises(UsageError) as caught:
+                function(tmp_path / "x.safetensors", **{option: chosen})
+            call = re.search(r"ck\.get_tensors\(.*\)(?=\.( If|$))", caught.value.hint)
+            assert call
+            assert eval(call[0], {"ck": ck, "fnmatch": fnmatch}).keys() == expected
+            with pytest.raises(UsageError, match="where NAMES is a list of names"):
+                function(tmp_path / "x.safetensors", **{option: [1]})
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, np.float16, np.dtype("float16"), "float16"])
+def test_the_advice_on_a_dtype_names_it(dtype: Any, plain: Path) -> None:
+    with pytest.raises(UsageError, match=r"ck\[name\]\.to\('float16'\)"):
+        ckptconv.open(plain, dtype=dtype)  # type: ignore[call-overload]
+
+
+def test_a_lazy_tensor_says_how_to_compute_with_it(plain: Path) -> None:
+    with ckptconv.open(plain) as ck:
+        tensor: Any = ck["w"]
+        with pytest.raises(AttributeError, match=r"no attribute 'mean': it is not loaded\. \.torch\(\) or \.numpy\(\)"):
+            tensor.mean()
+        assert not hasattr(tensor, "__array_interface__")
+        assert copy.copy(tensor).name == "w"
+
+
 def test_what_get_tensor_does_not_take_is_met_with_what_does(plain: Path) -> None:
     with ckptconv.open(plain) as ck:
-        for option, value, advice in (("dtype", "fp16", "ck[name].to('fp16')"), ("device", "cpu", "torch(device=...)")):
+        for option, value, advice in (
+            ("dtype", "fp16", "ck[name].to('fp16')"),
+            ("device", "cpu", "torch(device='cpu')"),
+        ):
             with pytest.raises(UsageError) as caught:
                 ck.get_tensor("w", **{option: value})
             assert advice in caught.value.hint

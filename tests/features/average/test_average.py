@@ -538,6 +538,7 @@ def test_arguments_of_other_programs_lead_to_those_of_an_average() -> None:
     for flag, hint in (
         ("--decay", "Use --ema DECAY"),
         ("--alphas", "Use --weights with one number per STEP"),
+        ("--subtract", "Use --minus BASE."),
         ("--scale", "With --minus, give the weights: average BASE TUNED OUTPUT --minus BASE --weights 1,0.5"),
     ):
         ckptconv_here("average", one, other, "x", flag, "0.9").refused(2, f"There is no option {flag}. {hint}")

@@ -792,6 +792,7 @@ def test_an_option_that_only_convert_has_is_refused_by_name(tmp_path: Path) -> N
 def test_dtype_is_said_to_be_as_here(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(2)}, tmp_path / "m.pt")
     ckptconv_here("inspect", tmp_path / "m.pt", "--dtype", "bf16").refused(2, "In inspect, this option is --as DTYPE.")
+    ckptconv_here("inspect", tmp_path / "m.pt", "--layer", "0").refused(2, "There is no option --layer. Use --include")
     words = ckptconv_here("inspect", tmp_path / "m.pt", "a.weight", "b.weight")
     words.refused(2, "Too many arguments", "If tensors are meant, give --include a.weight --include b.weight.")
     words = ckptconv_here("inspect", tmp_path / "m.pt", "--json", "out.json")

@@ -473,3 +473,11 @@ def test_of_arrays_that_lie_in_descriptions_the_bytes_read_are_those_of_the_desc
     run = done(ckptconv_here("convert", step_of("dtypes"), tmp_path / "out"))
     (line,) = (line for line in run.out.splitlines() if line.startswith("read all "))
     assert not line.startswith("read all 0 bytes")
+
+
+def test_a_key_that_is_given_as_a_part_of_the_path_is_said_to_be_one(tmp_path: Path) -> None:
+    step = step_of("train-state")
+    words = ("convert", step / "params", tmp_path / "out.safetensors")
+    said = f"If params is a part of the checkpoint {step}, give that with --key params."
+    ckptconv_here(*words).refused(2, f"{step / 'params'} does not exist", said)
+    done(ckptconv_here("convert", step, tmp_path / "out.safetensors", "--key", "params"))
