@@ -501,7 +501,7 @@ def test_verify_names_the_step_of_a_run_that_it_compares(tmp_path: Path) -> None
     source, run = saved(tmp_path / "model", model(DENSE)), tmp_path / "run"
     for number in (1, 2):
         done(ckptconv_here("convert", source, run / f"iter_000000{number}", *QUIETLY))
-    several = "Name one of the outputs in it: iter_0000001, iter_0000002."
+    several = "Specify one of the outputs in it: iter_0000001, iter_0000002."
     ckptconv_here("verify", source, run).refused(2, several)
     assert f"files in {run}/iter_0000002, {run} (" in done(ckptconv_here("verify", source, run / "iter_0000002")).out
     done(ckptconv_here("convert", source, run, *QUIETLY))
