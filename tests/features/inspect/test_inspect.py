@@ -793,7 +793,7 @@ def test_dtype_is_said_to_be_as_here(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(2)}, tmp_path / "m.pt")
     ckptconv_here("inspect", tmp_path / "m.pt", "--dtype", "bf16").refused(2, "In inspect, this option is --as DTYPE.")
     words = ckptconv_here("inspect", tmp_path / "m.pt", "a.weight", "b.weight")
-    words.refused(2, "Too many arguments", "If tensors are meant, give --include a.weight --include b.weight.")
+    words.refused(2, "Too many arguments", "To select tensors, use --include a.weight --include b.weight.")
     words = ckptconv_here("inspect", tmp_path / "m.pt", "--json", "out.json")
     words.refused(2, "Too many arguments", "--json takes no file: --json > out.json.")
 

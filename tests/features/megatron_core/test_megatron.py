@@ -299,7 +299,7 @@ def test_a_state_that_cannot_have_its_parameter_s_shape_is_corrupt(shape: tuple[
     made.add(("optimizer.state.exp_avg.w",), torch.ones(shape))
     run = ckptconv_here("dcp2safetensors", made.write(tmp_path / "c"), "--optimizer", tmp_path / "o.safetensors")
     assert run.code == 4
-    assert "they come from different saves" in run.err
+    assert "The two come from different saves" in run.err
 
 
 def test_a_master_that_is_not_fp32_is_corrupt(tmp_path: Path) -> None:
