@@ -466,7 +466,7 @@ def tensors_of(places: list[_Place], file: File, start: int, limit: int | None =
             )
         if stop > end:
             raise _truncated(
-                file.path, f"{quoted(name)} ends at byte {stop} of {end} bytes of data: the file was cut short"
+                file.path, f"{quoted(name)} ends at byte {stop} of {max(end, 0)} bytes of data: the file was cut short"
             )
         steps = strides.get(shape)
         if steps is None:

@@ -29,12 +29,12 @@ def suffix_of(to: str) -> str:
 
 def check_tensors(source: Source, is_named: bool) -> None:
     """Raise UsageError for a file for torch.load without a tensor if it is one object, or if OUTPUT is not named."""
-    state, hint = source.weights, "a structure record keeps them if you name an OUTPUT."
+    state, hint = source.weights, "with OUTPUT, a structure record keeps them."
     if isinstance(state, Opaque):
         is_named, hint = False, "for a model in the same directory, give the directory as INPUT."
     if source.family == model_files.TORCH and not is_named and not any(map(is_tensor, walk(state))):
         problem = f": it is an object of {state.name}" if isinstance(state, Opaque) else " to write next to it"
-        raise UsageError(f"{source.path} holds no tensor{problem}.", f"ckptconv inspect shows its values; {hint}")
+        raise UsageError(f"{source.path} contains no tensor{problem}.", f"ckptconv inspect shows its values; {hint}")
 
 
 def default_output(source: Source, typed: Location, suffix: str = model_files.SUFFIX) -> str:

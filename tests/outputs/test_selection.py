@@ -231,7 +231,7 @@ def test_tensors_inside_inert_objects_alone_are_no_success(state: Any, tmp_path:
 def test_a_file_without_a_tensor_becomes_no_model_next_to_it_unasked(state: Any, tmp_path: Path) -> None:
     torch.save(state, tmp_path / "training_args.bin")
     run = ckptconv_here("convert", tmp_path / "training_args.bin")
-    run.refused(2, "training_args.bin holds no tensor to write next to it", "if you name an OUTPUT")
+    run.refused(2, "training_args.bin contains no tensor to write next to it", "with OUTPUT, a structure record")
     assert [path.name for path in tmp_path.iterdir()] == ["training_args.bin"]
     done(ckptconv_here("convert", tmp_path / "training_args.bin", tmp_path / "out"))
 
@@ -241,7 +241,7 @@ def test_an_object_without_a_tensor_becomes_no_model_under_any_name(words: tuple
     torch.save(Thing(b=b"x"), tmp_path / "training_args.bin")
     paths = [word if word.startswith("--") else tmp_path / word for word in words]
     said = ckptconv_here("convert", tmp_path / "training_args.bin", *paths).err
-    assert "training_args.bin holds no tensor: it is an object of " in said
+    assert "training_args.bin contains no tensor: it is an object of " in said
     assert "test_selection.Thing" in said
     assert "give the directory as INPUT" in said
     assert [path.name for path in tmp_path.iterdir()] == ["training_args.bin"]

@@ -45,7 +45,7 @@ def stated_digests(directory: Location, name: str, data: bytes, heading: Mapping
     if stated != expected:
         shown, wanted = (", ".join(f"{k} {brief(v)}" for k, v in facts.items()) for facts in (stated, expected))
         raise UnsupportedError(
-            f"{where} records {shown or 'no object'}, but only {wanted} is supported.",
+            f"{where} records {shown or 'no algorithm'}, but only {wanted} is supported.",
             f"Rename {where} to convert the checkpoint without its digests.",
         )
     files = manifest.get("files")

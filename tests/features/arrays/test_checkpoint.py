@@ -259,7 +259,7 @@ def test_an_option_that_comes_after_the_opening_is_refused(tmp_path: Path, plain
         for option, value in (("tag", "x"), ("exclude_frozen_parameters", True), ("raw", True), ("family", "dcp")):
             with pytest.raises(UsageError, match=f"^{option} decides how a checkpoint is opened") as caught:
                 ckptconv.convert(ck, tmp_path / "late.safetensors", **{option: value})
-            assert caught.value.hint == "Give its path instead."
+            assert caught.value.hint == "Give a path instead."
     assert not (tmp_path / "late.safetensors").exists()
 
 

@@ -56,7 +56,7 @@ def test_named_states_of_another_model_are_refused_or_named(tmp_path: Path) -> N
         5, "'exp_avg' of 'a' has the shape [2, 3], but its weight has [4, 6]"
     )
     assert not (tmp_path / "out").exists()
-    assert "1 parameter with optimizer states in" in done(ckptconv_here(*words, saved("m.pt", a=(4, 6), c=(2,)))).err
+    assert "optimizer states of 1 parameter that" in done(ckptconv_here(*words, saved("m.pt", a=(4, 6), c=(2,)))).err
     partial = done(ckptconv_here(*words, saved("part.pt", a=(4, 6)))).err
     assert f"{tmp_path / 'part.pt'} does not list the parameters 'b': these weights of {model} get no" in partial
     # A projection has one side of the weight.

@@ -599,7 +599,7 @@ def test_settings_by_parameter_are_kept_by_the_option_that_a_note_names(tmp_path
     weights = tmp_path / "m.safetensors"
     ckptconv.convert(flat, weights)
     note = f"{flat} stores the optimizer settings by parameter, as torchtitan loads them; the output stores "
-    note += "them by group: "
+    note += "them by group. "
     for source in (flat, weights):
         words = ("convert", source, tmp_path / "out", "--to", "dcp", "--states", flat, "--dry-run")
         assert f"{note}--flat-optimizer keeps them" in done(ckptconv_here(*words)).out
@@ -626,11 +626,11 @@ def test_other_keys_than_those_of_the_input_are_named_with_the_options_that_keep
     assert (
         f"app.model, app.optim. To keep these keys, use {' '.join(keys)}." in done(ckptconv_here(*words, *states)).out
     )
-    assert "keeps them" not in done(ckptconv_here(*words, *states, *keys)).out
+    assert "keep these keys" not in done(ckptconv_here(*words, *states, *keys)).out
     # Without states, that of the weights alone.
-    assert f": app.model. {' '.join(keys[:2])} keeps them." in done(ckptconv_here(*words)).out
+    assert f": app.model. To keep these keys, use {' '.join(keys[:2])}." in done(ckptconv_here(*words)).out
     for chosen in (keys[:2], ("--key", "."), ("--key", "app.model")):
-        assert "keeps them" not in done(ckptconv_here(*words, *chosen)).out
+        assert "keep these keys" not in done(ckptconv_here(*words, *chosen)).out
     made(step, tmp_path / "kept", *keys[:2])
     assert loaded(tmp_path / "kept").keys() == {"app"}
     assert_equal(loaded(tmp_path / "kept")["app"]["model"], loaded(step)["app"]["model"])

@@ -794,7 +794,7 @@ def test_dtype_is_said_to_be_as_here(tmp_path: Path) -> None:
     ckptconv_here("inspect", tmp_path / "m.pt", "--dtype", "bf16").refused(2, "In inspect, this option is --as DTYPE.")
     ckptconv_here("inspect", tmp_path / "m.pt", "--layer", "0").refused(2, "There is no option --layer. Use --include")
     words = ckptconv_here("inspect", tmp_path / "m.pt", "a.weight", "b.weight")
-    words.refused(2, "Too many arguments", "If tensors are meant, give --include a.weight --include b.weight.")
+    words.refused(2, "Too many arguments", "To select tensors, use --include a.weight --include b.weight.")
     words = ckptconv_here("inspect", tmp_path / "m.pt", "--json", "out.json")
     words.refused(2, "Too many arguments", "--json takes no file: --json > out.json.")
 

@@ -216,7 +216,7 @@ def test_a_common_pt_is_that_of_the_manifest(tmp_path: Path) -> None:
     "manifest, code, word",
     [
         ("{", 4, "integrity.json is not valid: "),
-        ("[]", 5, "are supported."),
+        ("[]", 5, "is supported."),
         ('{"algorithm": "md5", "files": {}}', 5, "'md5'"),
         ('{"algorithm": "sha256", "files": {"common.pt": "0"}}', 4, "a valid SHA-256"),
         (f'{{"algorithm": "sha256", "files": {{"../x": "{"0" * 64}"}}}}', 3, "is outside its directory"),
@@ -299,7 +299,7 @@ def test_a_state_that_cannot_have_its_parameter_s_shape_is_corrupt(shape: tuple[
     made.add(("optimizer.state.exp_avg.w",), torch.ones(shape))
     run = ckptconv_here("dcp2safetensors", made.write(tmp_path / "c"), "--optimizer", tmp_path / "o.safetensors")
     assert run.code == 4
-    assert "the files come from different saves" in run.err
+    assert "The two come from different saves" in run.err
 
 
 def test_a_master_that_is_not_fp32_is_corrupt(tmp_path: Path) -> None:

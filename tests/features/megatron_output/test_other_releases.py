@@ -95,8 +95,8 @@ ODD_VALUES: dict[str, tuple[Any, str]] = {
     "too large": (lambda values: with_groups(values, step=1e300), "have the step counts 1e+300, 1e+300"),
     "below zero": (lambda values: with_groups(values, step=-1), "have the step counts -1, -1"),
     "text": (lambda values: with_groups(values, step="2"), "have the step counts '2', '2'"),
-    "a list": (lambda values: {**values, "optimizer": [1]}, "no step count"),
-    "no values": (lambda values: {**values, "optimizer": {0: None}}, "no step count"),
+    "a list": (lambda values: {**values, "optimizer": [1]}, "step counts of the parameters are missing"),
+    "no values": (lambda values: {**values, "optimizer": {0: None}}, "step counts of the parameters are missing"),
 }
 
 

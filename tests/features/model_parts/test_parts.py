@@ -155,7 +155,7 @@ def test_who_asks_for_a_component_by_its_key_is_told_the_option(tmp_path: Path) 
         ckptconv.convert(tmp_path / "m", tmp_path / component, component=component, fsync=False)
     with pytest.raises(UsageError) as refused:
         ckptconv.convert(tmp_path / "m", tmp_path / "none", key="multi_modal_projector")
-    assert refused.value.hint.endswith("select these names with --include.")
+    assert refused.value.hint.endswith("Select these names with --include.")
 
 
 def test_a_copy_says_no_dtype_that_its_weights_do_not_have(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_what_contradicts_is_refused(mixed: Path, tmp_path: Path) -> None:
         convert(mixed, tmp_path / "out", attest=tmp_path / "out.jsonl")
     with pytest.raises(UsageError, match="both specify"):
         convert(mixed, tmp_path / "out", digest="sha256", attest=tmp_path / "x", manifest=tmp_path / "x")
-    with pytest.raises(UsageError, match="is in the output, but cannot describe itself"):
+    with pytest.raises(UsageError, match="is in the output, but the file cannot describe itself"):
         convert(mixed, tmp_path / "out", digest="sha256", attest=tmp_path / "out/statements.jsonl")
     assert not list(tmp_path.iterdir())
 

@@ -87,7 +87,9 @@ def test_objects_with_a_state_dict_are_saved_as_that(tmp_path: Path) -> None:
     optimizer.load_state_dict(loaded["optimizers"][0])
     ckptconv.save_state_dict(model, tmp_path / "m.safetensors", fsync=False)
     model.load_state_dict(state_in(tmp_path / "m.safetensors"))
-    with pytest.warns(UserWarning, match="load_state_dict does not make again, with tensors inside: torch.nn.modules"):
+    with pytest.warns(
+        UserWarning, match="load_state_dict does not create again, with tensors inside: torch.nn.modules"
+    ):
         raw = ckptconv.save_state_dict(model, tmp_path / "r.safetensors", raw=True, fsync=False)
     assert raw.opaque == ["torch.nn.modules.linear.Linear"]
     assert "(torch.nn.modules.linear.Linear)" in raw.warnings[1].replace("'", "")

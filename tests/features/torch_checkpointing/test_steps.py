@@ -231,7 +231,7 @@ def test_files_are_those_of_the_manifest(tmp_path: Path) -> None:
     convert(step, tmp_path / "other").refused(4, "model_1.safetensors", "SHA-256")
     assert not (tmp_path / "other").exists()
     file.unlink()
-    convert(step, tmp_path / "other").refused(4, "cannot be found (1 of 4): 'model_1.safetensors'.")
+    convert(step, tmp_path / "other").refused(4, "cannot be found (1 of 3): 'model_1.safetensors'.")
 
 
 # ------------------------------------------------------------------------------------------------- what is refused
@@ -263,7 +263,7 @@ def files(tree: Mapping[str, Any]) -> Any:
         (lambda tree: groups(tree).append(groups(tree)[0]), 4, "twice"),
         (lambda tree: groups(tree)[0].update(ranks=(0, 9)), 4, "ranks"),
         (lambda tree: groups(tree)[0]["sharding_metadata"].update(type="Other"), 5, "Other"),
-        (lambda tree: data(tree).update(global_shape=[10, 4]), 4, "but its placements"),
+        (lambda tree: data(tree).update(global_shape=[10, 4]), 4, "but the placements"),
         (lambda tree: data(tree).update(global_shape=[-1, 4]), 4, "shape"),
         (lambda tree: data(tree).update(dtype="torch.float64"), 4, "float64"),
         (lambda tree: data(tree).update(dtype="os.system"), 5, "dtype"),

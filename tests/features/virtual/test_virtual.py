@@ -191,7 +191,7 @@ CHANGES: dict[str, tuple[Change, type[CkptconvError], str]] = {
     "a file twice": (lambda told: told["files"].append(told["files"][0]), CorruptError, "twice"),
     "a name with a path": (first("files", name="../model.safetensors"), UnsafeError, "a place outside"),
     "an absolute name": (first("files", name="/x.safetensors"), UnsafeError, "absolute"),
-    "a size": (first("files", size=9), CorruptError, "of the data, but"),
+    "a size": (first("files", size=9), CorruptError, "bytes of data: the file was cut short"),
     "no header": (first("files", header="x"), CorruptError, "its header is invalid"),
     "another header": (first("files", header=HEADER, size=8 + len(HEADER) + 4), CorruptError, "1 tensors in its head"),
     "tensors that are missing": (lambda told: told["files"][0]["tensors"].pop(), CorruptError, "expressions"),

@@ -425,7 +425,7 @@ def test_what_renames_nothing_is_said_and_no_error(tmp_path: Path) -> None:
     whole = torch_file(tmp_path, {"state_dict": {"module.a": torch.ones(1)}, "step": 1})
     for prefix in ("module.", "module"):
         run = converted(whole, "--strip-prefix", prefix)
-        assert "the first is 'state_dict.module.a': give --key state_dict --strip-prefix 'module.'.\n" in run.err
+        assert "the first name is 'state_dict.module.a': give --key state_dict --strip-prefix 'module.'.\n" in run.err
     converted(whole, tmp_path / "whole.safetensors", "--strip-prefix", "state_dict.module.")
     assert list(load_file(tmp_path / "whole.safetensors")) == ["a"]
 

@@ -89,7 +89,7 @@ def whole(tensors: Tensors) -> Tensors:
         ({"lora_dropout": 0.5}, whole, "", "specifies dim 2, alpha 5, dropout 0.5."),
         ({}, whole, "  target_modules: ['*.layers.0.*.linear_*', linear_proj]\n", "layers.1.mlp.linear_fc1"),
         ({}, without("linear_fc2"), "", "layers.0.mlp.linear_fc2.adapter.linear_in.weight ("),
-        ({}, without(".adapter."), "", ", there none)"),
+        ({}, without(".adapter."), "", " and none)"),
         ({}, lambda tensors: {name: tensor[..., :1] for name, tensor in tensors.items()}, "", ", 1))"),
         ({"use_rslora": True}, whole, "", "use_rslora, which no adapter of Megatron-Bridge has"),
         ({"modules_to_save": ["lm_head"]}, whole, "", "modules_to_save, which no adapter of Megatron-Bridge has"),
