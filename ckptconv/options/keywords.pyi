@@ -211,7 +211,7 @@ class _ReadingStates(TypedDict, total=False):
 
     states: str | os.PathLike[str] | None
     """Also write the optimizer states from PATH, in a checkpoint of torch.distributed.checkpoint (such as --to dcp).
-    PATH is the --optimizer output of another conversion, or a checkpoint with states, such as INPUT."""
+    PATH is the --optimizer output of another conversion, or a checkpoint with states, which may be INPUT."""
 
 
 class _Working(TypedDict, total=False):
@@ -270,8 +270,8 @@ class _Spooling(TypedDict, total=False):
     """Convert, Average, Diff, Distributed, Inspect, Merge, Open, Patch, Rows, Verify."""
 
     spool_dir: str | os.PathLike[str] | None
-    """Store temporary files in DIR: for pipes, compressed tensors and remote files. Default: next to OUTPUT, or
-    TMPDIR."""
+    """Store temporary files in DIR: for pipes, compressed tensors and remote files. Default: next to a local OUTPUT,
+    else TMPDIR or /var/tmp."""
 
     inert: bool
     """Convert the tensors of malicious files too; no code in them runs."""
@@ -482,7 +482,8 @@ class AverageOptions(
     """Exponential moving average: DECAY times the previous average, plus 1 - DECAY times each STEP."""
 
     minus: str | os.PathLike[str] | None
-    """Task arithmetic: weight × first STEP + Σ weight × (STEP − BASE) over the others. With one STEP: STEP − BASE."""
+    """Task arithmetic: weight × first STEP + Σ weight × (STEP − BASE) over the others. With one STEP: weight × (STEP −
+    BASE)."""
 
 
 class DiffOptions(

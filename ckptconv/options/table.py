@@ -141,7 +141,7 @@ class Options(Given):
     states: str = option(
         PATH,
         "Also write the optimizer states from PATH, in a checkpoint of torch.distributed.checkpoint (such as --to "
-        "dcp). PATH is the --optimizer output of another conversion, or a checkpoint with states, such as INPUT.",
+        "dcp). PATH is the --optimizer output of another conversion, or a checkpoint with states, which may be INPUT.",
         metavar="PATH",
         group=TAKE,
         common="safetensors2dcp verify",
@@ -175,7 +175,7 @@ class Options(Given):
         PATH,
         "Store temporary files in DIR: for pipes, compressed tensors and remote files.",
         metavar="DIR",
-        fallback="next to OUTPUT, or TMPDIR",
+        fallback="next to a local OUTPUT, else TMPDIR or /var/tmp",
         env="CKPTCONV_SPOOL_DIR",
     )
     manifest: str = option(

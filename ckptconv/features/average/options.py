@@ -60,7 +60,8 @@ class _Averaging:
     )
     minus = Option(
         PATH,
-        "Task arithmetic: weight × first STEP + Σ weight × (STEP − BASE) over the others. With one STEP: STEP − BASE.",
+        "Task arithmetic: weight × first STEP + Σ weight × (STEP − BASE) over the others. With one STEP: weight × "
+        "(STEP − BASE).",
         metavar="BASE",
         group=TAKE,
         common=True,

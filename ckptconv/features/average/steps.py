@@ -77,7 +77,7 @@ def weighted(
     if not over:
         raise UsageError(
             "The weights sum to zero, but an average requires a sum that is not zero.",
-            "For the difference of A and B: ckptconv average A --minus B OUT",
+            "For A − B: ckptconv average A --minus B OUTPUT",
         )
     return factors, over
 

@@ -30,7 +30,7 @@ def dcp2safetensors(
     DIR contains .metadata and .distcp files, or is the directory in which FSDP, torchtitan, OLMo-core, accelerate or
     Lightning put such a directory. The output has the model, under its own names: the part below `model`, `state_dict`
     or `module`, or everything except the optimizer. --key selects another part, --key . everything. OUTPUT is a
-    directory, or one file if its name ends in .safetensors; with --optimizer it is optional.
+    directory, or one file if its name ends in .safetensors; with --optimizer it may be omitted.
 
     \b
     Examples:

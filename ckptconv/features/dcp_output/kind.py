@@ -17,7 +17,7 @@ NO_WEIGHTS = "none"
 # The refusals of options that take tensors from a reference.
 OF_WEIGHTS = dict.fromkeys(
     ("partial", "fill"),
-    ("{} takes tensors from a reference, but for this output --like only specifies how to split tensors.", ""),
+    ("{} does not apply: for this output, --like specifies how tensors are split, not which are written.", ""),
 )
 # Without states, it is for a new optimizer.
 NO_STATES = only("fresh_optimizer", "a universal checkpoint", "Leave it out: only --states writes optimizer states.")

@@ -140,8 +140,8 @@ def _check_published(applied: Applied, source: Source) -> None:
     """Raise UsageError if a model to publish would have a transformers configuration, and names of another program."""
     if _TRANSFORMERS in applied.map.sides and applied.target != _TRANSFORMERS and "model_type" in (source.config or {}):
         raise UsageError(
-            f"The map {applied.map.name} changes the names of {applied.source} to those of {applied.target}, but the "
-            "output has a config.json for transformers, which would not find the weights under these names.",
+            f"The map {applied.map.name} converts {applied.source} names to {applied.target} names, but the output "
+            "would get the config.json of transformers, which does not find weights under these names.",
             "Omit --map to keep the names, or add --no-copy-config.",
         )
 

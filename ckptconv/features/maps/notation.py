@@ -405,7 +405,9 @@ def _make_rules(
     tensors = (*left, *right)
     if copied:
         if any(tensor.dims is not None for tensor in tensors) or min(len(left), len(right)) > 1:
-            raise UsageError(f"{where} has copied = true, so it must have one name on one of its sides, and no axes.")
+            raise UsageError(
+                f"{where} has copied = true, so at least one side must have exactly one name, and no name has axes."
+            )
         return [_checked(Rule(where, number, (left, right), copied=True))]
     if all(tensor.dims is None for tensor in tensors):
         if len(left) != len(right):

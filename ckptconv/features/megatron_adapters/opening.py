@@ -51,8 +51,8 @@ def opened(source: Source, settings: Mapping[str, Any], reaching: Mapping[str, A
     if source.reference is None or source.reference.stem != ADAPTER:
         why = "" if told.alpha is not None else f": {told.why}"
         raise UsageError(
-            f"{source.path} contains adapters, but does not record their alpha, which PEFT needs in "
-            f"{ADAPTER_CONFIG}{why}.",
+            f"{source.path} contains adapters, and PEFT needs their alpha in {ADAPTER_CONFIG}, but no PEFT adapter is "
+            f"given with --like{why}.",
             _ADVICE,
         )
     return _like(source, source.reference, told, reaching)

@@ -158,7 +158,7 @@ def _without_configuration(path: str, names: Mapping[str, object]) -> UsageError
         )
     return UsageError(
         f"{path} is not an adapter: it has no {ADAPTER_CONFIG}.",
-        f"Copy the {ADAPTER_CONFIG} that PEFT wrote to the directory of the adapter, or write one with {KEYS} of the "
+        f"Copy PEFT's {ADAPTER_CONFIG} into the directory of the adapter, or create one there with {KEYS} of the "
         f"training run. {order}",
     )
 

@@ -37,7 +37,7 @@ def _told(chosen: Selected, source: Source, options: Options, reference: Selecte
     stacked = [name for name in chosen.tensors if MLX_EXPERTS in name]
     if not stacked:
         return chosen
-    warning = f"The experts keep the names of mlx-lm, such as {stacked[0]!r}, which transformers does not load."
+    warning = f"The experts keep their mlx-lm names, such as {stacked[0]!r}; transformers does not load these."
     return chosen._replace(warnings=(*chosen.warnings, warning))
 
 

@@ -643,7 +643,9 @@ class ScannedContents:
         fixed = reader.read_at(0, min(12, reader.file.size))
         begin, length = place_of_header(fixed)
         if len(fixed) < 12 or begin + length > min(reader.file.size, SCANNED):
-            self.add("unreadable", f"{reader.file.path} is a numpy array with a truncated header.")
+            self.add(
+                "unreadable", f"The header of the numpy array {reader.file.path} is truncated or larger than 1 MiB."
+            )
             return "array"
         if not is_plain(reader.read_at(begin, length)):
             start = begin + length

@@ -95,8 +95,14 @@ def test_a_copy_that_is_missing_is_named(tmp_path: Path) -> None:
 @every(
     "rule, told",
     [
-        ('one = ["a", "b"]\nother = ["c", "d"]', "one name on one of its sides, and no axes"),
-        ('one = "a : x"\nother = ["c : x", "d : x"]', "one name on one of its sides, and no axes"),
+        (
+            'one = ["a", "b"]\nother = ["c", "d"]',
+            "at least one side must have exactly one name, and no name has axes",
+        ),
+        (
+            'one = "a : x"\nother = ["c : x", "d : x"]',
+            "at least one side must have exactly one name, and no name has axes",
+        ),
         ('one = "a"\nother = ["c", "d"]\nvalues = {one = "other + 1", other = "one - 1"}', "cannot have values"),
         ('one = "a.{l}"\nother = ["c.{l}", "d"]', "must be in every name"),
     ],

@@ -116,7 +116,7 @@ def test_the_report_says_in_which_direction_a_map_was_applied(place: Path) -> No
 def test_names_of_another_program_are_not_published_beside_a_configuration_of_transformers(place: Path) -> None:
     convert("model.pt", "hf/", map="my.toml", size=SIZES)
     Path("hf/config.json").write_text(json.dumps({**CONFIG, "model_type": "my"}))
-    with pytest.raises(UsageError, match=r"the output has a config\.json for transformers"):
+    with pytest.raises(UsageError, match=r"the output would get the config\.json of transformers"):
         convert("hf", "published", map="my.toml", for_hub=True)
     assert not Path("published").exists()
     convert("hf", "published", map="my.toml", for_hub=True, copy_config=False)

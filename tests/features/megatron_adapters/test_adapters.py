@@ -97,7 +97,7 @@ def test_adapters_without_a_map_are_refused_by_name(
 def test_alpha_is_never_guessed(tmp_path: Path) -> None:
     model = Model("megatron-llama")
     message = refused(2, model, model.stacked(), tmp_path)
-    assert "does not record their alpha" in message
+    assert "PEFT needs their alpha" in message
     assert "--like DIR" in message
 
 
