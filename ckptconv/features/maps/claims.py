@@ -383,8 +383,8 @@ def claimed(map_: Map, side: int, names: Iterable[str], *, strict: bool = True) 
             unclaimed.append(name)
     if unclaimed and strict:
         close = _nearest(map_, (side,), unclaimed[0])
-        globs = _globs_of(unclaimed, [*claims.found, *claims.kept, *claims.dropped])
-        keeping = f" {KEEPING.format(map_.sides[side], globs)}" if globs else ""
+        keepable = _globs_of(unclaimed, [*claims.found, *claims.kept, *claims.dropped])
+        keeping = f" {KEEPING.format(map_.sides[side], keepable)}" if keepable else ""
         raise UnknownNamesError(
             f"The map {map_.name} has no rule for {count_of(len(unclaimed), 'tensor')} on its side "
             f"{map_.sides[side]!r}: {some(unclaimed)}."
