@@ -49,6 +49,10 @@ class Cutting(Given):
 GIVEN = Cutting
 # Other words for it, as options.
 OTHER_OPTIONS = {
+    "--nproc --num-processes --nproc-per-node": (
+        "--jobs N sets the number of threads; --chunks N splits the tensors of a checkpoint of "
+        "torch.distributed.checkpoint as N ranks save them."
+    ),
     "--target-ckpt-format --ckpt-format --dist-ckpt-format": (
         "Use --to megatron for torch_dist, or --to megatron-fsdp for fsdp_dtensor."
     ),

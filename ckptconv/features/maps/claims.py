@@ -12,10 +12,11 @@ import itertools
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from glob import escape
 from typing import NamedTuple, TypeAlias
 
 from ckptconv.errors import LimitError, UsageError
-from ckptconv.features.maps.file import KEEPING, Map, matches
+from ckptconv.features.maps.file import KEEPING, Map, catalogue, matches
 from ckptconv.features.maps.notation import PLAIN, Name, Rule, Shift
 from ckptconv.text import count_of, quoted, some
 
@@ -34,6 +35,8 @@ _NUMBERS = re.compile(r"(?<![^.])[0-9]+(?![^.])")
 _REMEMBERED = 1 << 12
 # The most name templates that a name is compared with for a hint, and the most characters of it.
 _COMPARED, _LONGEST = 500, 200
+# The most globs in a hint.
+_SHOWN = 5
 # An index of a stack, as names write it.
 _NUMBER = re.compile(r"0|[1-9]\d{0,8}")
 # Wildcards of globs.
@@ -380,14 +383,38 @@ def claimed(map_: Map, side: int, names: Iterable[str], *, strict: bool = True) 
             unclaimed.append(name)
     if unclaimed and strict:
         close = _nearest(map_, (side,), unclaimed[0])
+        keepable = _globs_of(unclaimed, [*claims.found, *claims.kept, *claims.dropped])
+        keeping = f" {KEEPING.format(map_.sides[side], keepable)}" if keepable else ""
         raise UnknownNamesError(
             f"The map {map_.name} has no rule for {count_of(len(unclaimed), 'tensor')} on its side "
             f"{map_.sides[side]!r}: {some(unclaimed)}."
             + (f" In the map, the name closest to the first of these is {close}." if close else ""),
-            f"If it is, add a rule for each tensor, or exclude these tensors with --exclude. {KEEPING} To rename only "
-            "some tensors, use --rename 'REGEX=REPL' instead of the map.",
+            f"If it is, add a rule for each tensor{_to_edit(map_)}, or exclude these tensors with --exclude."
+            f"{keeping} To rename only some tensors, use --rename 'REGEX=REPL' instead of the map.",
         )
     return claims
+
+
+def _to_edit(map_: Map) -> str:
+    """Return how to get a file of the map that can be changed, after words about its change; "" if it is from one."""
+    if map_.name not in catalogue():
+        return ""
+    return f" to a copy of the map (ckptconv maps show {map_.name} > my.toml; then --map ./my.toml)"
+
+
+def _globs_of(names: Iterable[str], others: Collection[str]) -> str:
+    """Return globs of these names, not of `others`, for a list in a map; "" if there are none. Names that differ only
+    in numbers share one glob."""
+    globs: dict[str, str] = {}
+    for name in names:
+        globs.setdefault(_NUMBERS.sub("{i}", escape(name)), escape(name))
+    shown = []
+    for alike, own in itertools.islice(globs.items(), _SHOWN):
+        fit = next((text for text in (alike, own) if not any(matches(other, [text]) for other in others)), "")
+        if not fit or not fit.isprintable() or "'" in fit:
+            return ""
+        shown.append(f"'{fit}'")
+    return ", ".join([*shown, *(["..."] if len(globs) > len(shown) else [])])
 
 
 def _has_all(templates: Templates, claim: Claim, glob: str) -> bool:

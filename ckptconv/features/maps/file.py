@@ -25,8 +25,9 @@ _FORM = (
     "A map is a TOML file of rules. Each rule is [[rule]] and one line for each side, such as old = 'a.weight' and new "
     "= 'b.weight'. To rename without a map: --rename 'REGEX=REPL'."
 )
-# Advice on keeping names without a rule for each.
-KEEPING = "To keep names unchanged, write old = ['layers.*'] below [keep]; to omit tensors, write it below [drop]."
+# Advice on keeping names without a rule for each, for the sides and globs of a map.
+KEEPING = "To keep names unchanged, write {} = [{}] below [keep]; to omit tensors, write it below [drop]."
+_KEEPING_ANY = KEEPING.format("names", "'*.inv_freq'")
 _TABLES = ("rule", "sizes", "keep", "drop")
 # Texts for people: the source and the purpose of a map; a note on a rule.
 _WORDS = ("about", "description", "note", "notes", "source", "sources", "title", "url", "version")
@@ -93,7 +94,7 @@ def parse_map(text: str, name: str) -> Map:
     tables = _toml(text, name)
     for key, value in tables.items():
         if key not in _TABLES and not (key in _WORDS and _is_text(value)):
-            raise UsageError(f"{name}: {quoted(key)} is not a key of a map.", f"{_FORM} {KEEPING}")
+            raise UsageError(f"{name}: {quoted(key)} is not a key of a map.", f"{_FORM} {_KEEPING_ANY}")
     rule_tables = tables.get("rule", [])
     if (
         not isinstance(rule_tables, list)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
 from ckptconv.features.ocdbt import database
 from ckptconv.features.orbax import tree
-from ckptconv.formats.format import CERTAIN, Guess, Probe
+from ckptconv.formats.format import CERTAIN, POSSIBLE, Guess, Probe
 from ckptconv.storage import strict_json
 from ckptconv.storage.location import Location
 from ckptconv.text import some
@@ -52,7 +52,12 @@ def sniff(probe: Probe) -> Guess | None:
     if place.name == "d" and probe.is_directory and place.parent.has_file(database.NAME):
         return _GUESS
     is_one = probe.is_directory and (_is_here(place) or any(map(_is_here, _steps(place)[:_LOOKED_AT])))
-    return _GUESS if is_one else None
+    return _GUESS if is_one else _GUESS._replace(sure=POSSIBLE) if _is_part(probe) else None
+
+
+def _is_part(probe: Probe) -> bool:
+    """Return whether a path is a directory in the directory of an item, such as array_metadatas."""
+    return probe.is_directory and any(map(probe.place.parent.has_file, _MARKS))
 
 
 def _is_here(place: Location) -> bool:
@@ -97,8 +102,11 @@ def located(place: Location) -> Step:
         )
     if _is_here(place):
         return _complete(place)
+    steps = [*filter(_is_here, _steps(place))]
+    if not steps:
+        raise UsageError(f"{place} is only a part of an Orbax checkpoint.", f"Specify the checkpoint: {place.parent}")
     errors: dict[str, CorruptError] = {}
-    for step in filter(_is_here, _steps(place)):
+    for step in steps:
         try:
             complete = _complete(step)
         except CorruptError as error:

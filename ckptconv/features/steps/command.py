@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 OTHER_WORDS = {"steps": ("runs", "checkpoints", "latest", "last")}
 # Messages on options of other programs.
-OTHER_OPTIONS = {"--all --list": "Without --last, steps lists every step."}
+OTHER_OPTIONS = {
+    "--all --list": "Without --last, steps lists every step.",
+    "steps --last-good --latest --newest": "Use --last: it prints only the path of the last good step.",
+}
 
 
 class _Steps:

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from ckptconv.errors import UsageError
 from ckptconv.options import OUTPUT
 from ckptconv.options.kinds import FLAG, PATH, counted
 from ckptconv.options.option import Given, deciding, option
+from ckptconv.text import parse_count
+
+
+def _stage(value: Any, called: str) -> int:
+    try:
+        return parse_count(value, called, 1, 3)
+    except UsageError as error:
+        none = str(value).strip() == "0"
+        raise UsageError(error.message, "Stage 0 does not load universal checkpoints." if none else "") from None
 
 
 class UniversalOptions(Given):
@@ -14,7 +26,7 @@ class UniversalOptions(Given):
         PATH, "Write a DeepSpeed universal checkpoint to DIR, to resume training from.", metavar="DIR", group=OUTPUT
     )
     zero_stage: int | None = deciding(
-        counted(1, 3),
+        counted(1, 3)._replace(parse=_stage),
         "The ZeRO stage of the training run that will load the universal checkpoint.",
         metavar="1|2|3",
         group=OUTPUT,

@@ -220,18 +220,29 @@ def check(
 
 
 @contextlib.contextmanager
-def noting_changes(outputs: Iterable[tuple[Source, Manifest]]) -> Iterator[None]:
-    """Add to an error about an output that its source has changed since, if the manifest shows it. `outputs` are pairs
-    of a source and the manifest of its output."""
+def noting_changes(outputs: Iterable[tuple[Source, Manifest, Options]]) -> Iterator[None]:
+    """Add to an error about an output that its source has changed since, if the manifest shows it. `outputs` are a
+    source, the manifest of its output, and the options with which they are compared."""
     try:
         yield
     except DifferenceError as error:
-        for source, manifest in outputs:
-            stated, known = manifest.members["source"]["inputs"], source.all_inputs()
-            if changed := [name for name in stated if name in known and identity(known[name]) != stated[name]]:
-                names = some([_shown(name) for name in changed], 3, str)
-                error.message += f" {manifest.place} records another size or modification time of {names}."
+        for source, manifest, options in outputs:
+            if changed := list(_changed(source, manifest, options)):
+                error.message += f" {manifest.place} records another version of {some(changed, 3, str)}."
         raise
+
+
+def _changed(source: Source, manifest: Manifest, options: Options) -> Iterator[str]:
+    """Yield the inputs, as messages show them, that have certainly changed since the manifest was written. Checksums
+    may be those of the parts that were read, so they are comparable only if the same parts were."""
+    stated = manifest.members["source"]["inputs"]
+    same_parts = options.recorded() == manifest.members["options"]
+    for name, version in sorted(stated.items()):
+        known = [inputs[name] for inputs in (source.all_inputs(), source.inputs_of_all) if name in inputs]
+        same_size = any(identity(other)["size"] == version["size"] for other in known)
+        comparable = same_parts or not same_size or any(map(_is_by_time, known))
+        if known and comparable and version not in map(identity, known):
+            yield _shown(name)
 
 
 def _shown(name: str) -> str:
@@ -330,9 +341,13 @@ def _may_be(source: Location, inputs: Mapping[str, Hashable], name: str, stated:
     if version is None:
         entries = (place.join(name).entry for place in (source, source.parent))
         return any(entry.kind == "file" and entry.file.size == stated["size"] for entry in entries)
+    return _is_by_time(version) and identity(version)["size"] == stated["size"]
+
+
+def _is_by_time(version: Hashable) -> bool:
+    """Return whether the modification time identifies an input, not checksums."""
     content = content_of(version)
-    by_time = isinstance(content, tuple) and any(isinstance(fact, str) for fact in content)
-    return by_time and identity(version)["size"] == stated["size"]
+    return isinstance(content, tuple) and any(isinstance(fact, str) for fact in content)
 
 
 def _not_so(manifest: Manifest, label: str, stated: Any) -> DifferenceError:

@@ -155,7 +155,7 @@ def verify_outputs(
     others = frozenset(target.path for _, target in outputs)
     outputs = [(source, target._replace(others=others)) for source, target in outputs]
     attested, wrong = Attested(), Differences()
-    stated = [(source, target.manifest) for source, target in outputs if target.manifest]
+    stated = [(source, target.manifest, target.options or options) for source, target in outputs if target.manifest]
     with no_garbage(), noting_changes(stated):
         pairs = [
             pair for source, target in outputs for pair in _compare(source, target, options, done, attested, wrong)

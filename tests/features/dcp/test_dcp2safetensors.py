@@ -172,6 +172,31 @@ def test_what_was_converted_verifies(case: str, tmp_path: Path) -> None:
         verified_here(checkpoint_of(case), *output, *options)
 
 
+@pytest.mark.skipif(not VERIFY, reason="without verify")
+def test_a_damaged_output_does_not_mean_that_the_source_has_changed(tmp_path: Path) -> None:
+    """The checksums of the source that a manifest records are those of the parts that its output has."""
+    source = tmp_path / "source"
+    shutil.copytree(checkpoint_of("fsdp2_w2_nested"), source)
+    weights, states = tmp_path / "weights", tmp_path / "states"
+    converted(source, weights, "--optimizer", states)
+    for output in (weights, states):
+        file = output / "model.safetensors"
+        whole = file.read_bytes()
+        file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        for words in ((output,), (weights, "--states", states)):
+            said = ckptconv_here("verify", source, *words).refused(1, "differs at index")
+            assert "another version" not in said
+        file.write_bytes(whole)
+    # An option that reads other parts of the source does not mean it either.
+    assert "another version" not in ckptconv_here("verify", source, weights, "--key", "optim").refused(1)
+    for file in source.glob("*.distcp"):
+        file.write_bytes(file.read_bytes() + b"x")
+    for output in (weights, states):
+        file = output / "model.safetensors"
+        file.write_bytes(file.read_bytes()[:-1] + bytes([file.read_bytes()[-1] ^ 1]))
+        ckptconv_here("verify", source, output).refused(1, "records another version of __0_0.distcp, __1_0.distcp")
+
+
 def test_an_optimizer_that_numbers_its_parameters_keeps_the_numbers(tmp_path: Path) -> None:
     converted(checkpoint_of("ddp_w2"), "--optimizer", tmp_path / "optimizer.safetensors")
     found = load_file(tmp_path / "optimizer.safetensors")

@@ -131,6 +131,7 @@ def with_manifest(source: Path, here: Path) -> Path:
 
 OTHER_OPTIONS = {
     "--reset-optimizer": "--to dcp writes optimizer states only with --states",
+    "--nproc": "--chunks N splits the tensors",
     "--world-size": "--chunks N splits their tensors for N",
     "--load-dir": "Give INPUT first, then OUTPUT",
     "--pp": "when they load them",

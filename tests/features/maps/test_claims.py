@@ -12,7 +12,7 @@ from features.maps.mapping import Checkpoint, numbered, same, values
 from ckptconv.errors import UsageError
 from ckptconv.features.maps.claims import precedences
 from ckptconv.features.maps.compile import apply_map
-from ckptconv.features.maps.file import parse_map
+from ckptconv.features.maps.file import from_catalogue, parse_map
 
 
 def there_and_back(path: Path, text: str, names: Mapping[str, str], **sizes: int) -> None:
@@ -167,3 +167,32 @@ def test_a_glob_that_keeps_all_names_is_told_the_rule_that_does(tmp_path: Path) 
     assert advice == 'a = "{name}" and b = "{name}"'
     followed = f"{rule}[[rule]]\n" + advice.replace(" and ", "\n")
     assert [*apply_map(parse_map(followed, "test.toml"), tensors, target="b").tensors] == ["y.0", "norm.weight"]
+
+
+def test_names_without_a_rule_are_told_the_globs_that_keep_them(tmp_path: Path) -> None:
+    text = '[[rule]]\na = "x.{l}.q"\nb = "y.{l}"\n'
+    names = {"x.0.q": "y.0", **{name: name for name in ("x.0.bias", "x.1.bias", "q.1", "norm[0].weight")}}
+    tensors = Checkpoint(tmp_path / "x", numbered(**dict.fromkeys(names, (1,)))).tensors
+    with pytest.raises(UsageError, match="has no rule for 4 tensors") as error:
+        apply_map(parse_map(text, "test.toml"), tensors, target="b")
+    advice = error.value.hint.partition("unchanged, write ")[2].partition(" below [keep]")[0]
+    assert advice == "a = ['x.{i}.bias', 'q.{i}', 'norm[[]0].weight']"
+    followed = apply_map(parse_map(f"{text}[keep]\n{advice}\n", "test.toml"), tensors, target="b").tensors
+    assert sorted(followed) == sorted(names.values())
+
+
+def test_names_that_are_endings_of_names_with_a_rule_are_told_no_globs(tmp_path: Path) -> None:
+    tensors = Checkpoint(tmp_path / "x", numbered(**{"x.0.q": (1,), "0.q": (1,)})).tensors
+    with pytest.raises(UsageError, match="has no rule for") as error:
+        apply_map(parse_map('[[rule]]\na = "x.{l}.q"\nb = "y.{l}"\n', "test.toml"), tensors, target="b")
+    assert "[keep]" not in error.value.hint
+
+
+def test_a_built_in_map_without_a_rule_is_to_be_copied_first(tmp_path: Path) -> None:
+    tensors = Checkpoint(tmp_path / "x", numbered(**{"norm.weight": (1,), "mine": (1,)})).tensors
+    with pytest.raises(UsageError, match="has no rule for") as error:
+        apply_map(from_catalogue("torchtitan-llama3"), tensors, target="hf")
+    assert (
+        "a copy of the map (ckptconv maps show torchtitan-llama3 > my.toml; then --map ./my.toml)" in error.value.hint
+    )
+    assert "write titan = ['mine'] below [keep]" in error.value.hint

@@ -21,7 +21,7 @@ from features.orbax.attacks import STEPS
 from features.zarr import writer as of_arrays
 from format_suite import FormatSuite
 from reading import state_in, state_of
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import ckptconv
 from ckptconv.formats.detect import open_source
@@ -215,6 +215,12 @@ def test_a_file_of_a_step_means_the_step(tmp_path: Path) -> None:
     run.refused(2, "one process's part of a step", "Specify the step directory")
     run = ckptconv_here("convert", step_of("small-chunks") / "d", tmp_path / "out")
     run.refused(2, "contains only the data of a step", f"Specify the step directory: {step_of('small-chunks')}")
+    shutil.copytree(step_of("small-chunks"), tmp_path / "step")
+    (tmp_path / "step" / "array_metadatas").mkdir(exist_ok=True)
+    run = ckptconv_here("convert", tmp_path / "step" / "array_metadatas", tmp_path / "out")
+    run.refused(2, "is only a part of an Orbax checkpoint", f"Specify the checkpoint: {tmp_path / 'step'}")
+    save_file({"w": torch.ones(1)}, tmp_path / "step" / "array_metadatas" / "model.safetensors")
+    done(ckptconv_here("convert", tmp_path / "step" / "array_metadatas", tmp_path / "out"))
 
 
 def test_an_array_that_the_tree_does_not_name_is_told(tmp_path: Path) -> None:

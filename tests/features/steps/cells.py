@@ -17,7 +17,10 @@ READING = {"steps"}
 # knows no kind of output.
 ACCEPTED_VALUES: dict[str, tuple[Any, Any, list[Any]]] = {"last_good": (False, True, [True])}
 OF_INPUTS = {"last_good"}
-SAID = [("steps none --all", 2, "There is no option --all. Without --last, steps lists every step.")]
+SAID = [
+    ("steps none --all", 2, "There is no option --all. Without --last, steps lists every step."),
+    ("steps none --last-good", 2, "There is no option --last-good. Use --last: it prints only the path of the last"),
+]
 OTHER_OPTIONS = {
     "--last": "Use --last-good for the last good step of a run.",
     "--step": "Give the directory of the step",

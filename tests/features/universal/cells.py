@@ -102,3 +102,10 @@ FAULTS: dict[str, tuple[Plant, dict[str, Any]]] = {
         {"source": "z2_bf16_w2", "output": "universal"},
     )
 }
+SAID = [
+    (
+        "convert model.pt out --to universal --zero-stage 0",
+        2,
+        "--zero-stage '0' is not a number from 1 to 3. Stage 0 does not load universal checkpoints.",
+    )
+]
