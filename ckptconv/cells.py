@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 
 def cells(text: str) -> int:
@@ -54,3 +54,10 @@ def split(text: str, width: int) -> Iterator[str]:
             piece = ""
         piece += char
     yield piece
+
+
+def way_into(scheme: str, names: Iterable[str], path: str) -> str:
+    """Return how to specify what is in the archive at `path`: the file or directory above all `names`, or NAME."""
+    top = "/".join({name.partition("/")[0] for name in names})
+    known = top if top and f"a{top}".translate(dict.fromkeys(b"-_.")).isalnum() else "NAME"
+    return f"one file or directory in it: {scheme}://{known}::{path.replace('<stdin>', 'FILE')}"

@@ -35,11 +35,11 @@ MAX_HEADER, METADATA = 100_000_000, "__metadata__"
 def sniff_safetensors(probe: Probe) -> Guess | None:
     """Recognize a file of safetensors by its beginning, or by its name unless it begins like a zip archive."""
     if probe.is_file:
-        path = probe.place.path
-        if path.endswith(INDEX_SUFFIX):
+        name = probe.place.name
+        if name.endswith(INDEX_SUFFIX):
             return _SAFETENSORS
         head, size = probe.head
-        named = path.endswith(SUFFIX) and not head.startswith(LOCAL_SIGNATURE)
+        named = name.endswith(SUFFIX) and not head.startswith(LOCAL_SIGNATURE)
         return _SAFETENSORS if named or looks_like_safetensors(head, size) else None
     # Trainers put weights next to DeepSpeed's files: a caller that expects DeepSpeed gets DeepSpeed's error instead.
     is_meant = probe.is_directory and probe.expected != "deepspeed"
@@ -54,7 +54,7 @@ def looks_like_safetensors(head: bytes, size: int) -> bool:
 def sniff_torch_set(probe: Probe) -> Guess | None:
     """Recognize an index of torch.save's files, or a directory with a set, unless another family is expected in it."""
     if probe.is_file:
-        return _TORCH if probe.place.path.endswith(".json") else None
+        return _TORCH if probe.place.name.endswith(".json") else None
     return _TORCH._replace(sure=CERTAIN) if _may_hold_torch(probe) and _holds_set(probe.place.names) else None
 
 
@@ -65,7 +65,7 @@ def sniff_torch(probe: Probe) -> Guess | None:
         is_model = _may_hold_torch(probe) and torch_model(probe.place.names) and not _holds_set(probe.place.names)
         return _TORCH._replace(sure=CERTAIN) if is_model else None
     head, _ = probe.head
-    known = probe.place.path.endswith(TORCH_SUFFIXES) or head.startswith(b"\x80") or b"/data.pkl" in head
+    known = probe.place.name.endswith(TORCH_SUFFIXES) or head.startswith(b"\x80") or b"/data.pkl" in head
     return _TORCH if known else _TORCH._replace(sure=POSSIBLE, called="a single file")
 
 

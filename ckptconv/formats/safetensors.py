@@ -109,7 +109,7 @@ def read(place: Location, wanted: Wanted | None = None) -> Source:
         if (located := locate(place)) is None:
             raise UsageError(f"{place} is a directory without safetensors files.")
         place = located
-    if place.path.endswith(INDEX_SUFFIX):
+    if place.name.endswith(INDEX_SUFFIX):
         found_set = _read_set(place, warnings)
         beside = True
         single = given_place.join(f"{place.name.removesuffix(INDEX_SUFFIX)}{SUFFIX}")

@@ -62,7 +62,7 @@ def join(directory: str, *names: str) -> str:
             from urllib.parse import quote
 
             names = tuple(quote(name, safe=_PLAIN) for name in names)
-        return before + "/".join([place.rstrip("/"), *names]) + after
+        return before + "/".join([place.rstrip("/") + "/" * place.endswith(("://", ":///")), *names]) + after
     return os.path.join(directory, *names)
 
 
@@ -86,7 +86,8 @@ def basename(path: str) -> str:
 def dirname(path: str) -> str:
     if is_remote(path):
         before, place, after = _chained(path)
-        return before + place.rstrip("/").rpartition("/")[0] + after
+        above = place.rstrip("/").rpartition("/")[0]
+        return before + above + "/" * above.endswith(":/") + after
     return os.path.dirname(path) or "."
 
 

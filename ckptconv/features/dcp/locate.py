@@ -30,7 +30,7 @@ def sniff(probe: Probe) -> Guess | None:
         if is_part(place.path):
             return GUESS._replace(place=place.at(directory_of(place.path)))
         # An index is JSON: do not read it.
-        if not place.path.endswith(".index.json") and is_metadata(probe.head[0]):
+        if not place.name.endswith(".index.json") and is_metadata(probe.head[0]):
             raise UsageError(
                 f"{place} is a renamed {METADATA} of a checkpoint of torch.distributed.checkpoint.",
                 f"Rename it to {METADATA} in the directory of the {SUFFIX} files, and give that directory.",

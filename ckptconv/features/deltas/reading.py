@@ -145,6 +145,15 @@ def is_delta(place: Location) -> bool:
     return False
 
 
+def versions_at(place: Location) -> tuple[int, int] | None:
+    """Return the versions before and after the delta in the directory at `place`; None if it has no such delta."""
+    with contextlib.suppress(CkptconvError):
+        index = read_index(place.join(INDEX)) if is_delta(place) else None
+        if index is not None:
+            return _version(place, index.metadata, "base_version"), _version(place, index.metadata, "version")
+    return None
+
+
 def _sizes(reader: Reader, payloads: Mapping[str, Stored]) -> Iterator[tuple[str, int]]:
     """Yield the names of frames of zstandard that state their unpacked sizes, and these sizes."""
     try:

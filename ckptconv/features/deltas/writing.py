@@ -13,7 +13,7 @@ from ckptconv.errors import UNWRITTEN, UnsupportedError, UsageError, leaving
 from ckptconv.features.deltas.changes import delta_files
 from ckptconv.features.deltas.comparing import COMPARING
 from ckptconv.features.deltas.encoding import Encoder, Pair, check_installed
-from ckptconv.features.deltas.reading import OVERWRITE
+from ckptconv.features.deltas.reading import OVERWRITE, versions_at
 from ckptconv.formats.model_files import SUFFIX
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
@@ -22,6 +22,7 @@ from ckptconv.outputs.targets import CHECKPOINT_SUFFIXES, Target, nearest_direct
 from ckptconv.publish.producing import produce
 from ckptconv.result import Report
 from ckptconv.storage.files import held, look
+from ckptconv.storage.location import Location
 from ckptconv.storage.paths import normalize
 from ckptconv.text import Proposed, some
 
@@ -106,7 +107,12 @@ class AskedDelta:
             source = before.computing(like=None)._replace(inputs=inputs, companions={})
             target = self._target(options)
             output = output_of("delta", [source], target, options, files, {})
+            earlier = versions_at(Location(target.path, dict(options.storage_options)))
             report = produce([source, after], [output], options, started)
+        replaced = [note for note in report.notes if note.startswith("This replaces ")]
+        if replaced and earlier and earlier != (base_version, self.version):
+            replaced.append("The delta that was there changed version {:06d} into {:06d}.".format(*earlier))
+        difference.warnings.extend(replaced)
         size, whole = sum(item.size for item in files), sum(pair.other.nbytes for pair in changed.values())
         # Of small changes in a large checkpoint, the description is the largest part.
         is_larger = size > sum(tensor.bytes for tensor in difference.tensors)

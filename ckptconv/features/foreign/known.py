@@ -29,6 +29,8 @@ _PIPED = "Unpack it first, or pipe it: {} FILE | ckptconv convert - OUTPUT."
 _NAME_ONE = (
     f"{_PIPED} To convert one file of a tar archive called .tar.gz, .tar.bz2 or .tar.xz, specify it: tar://NAME::FILE"
 )
+# Compressed tar archives that are read where they are.
+_TARS = (".tar.gz", ".tar.bz2", ".tar.xz")
 _OTHERS = "ckptconv reads files of PyTorch, DeepSpeed and safetensors."
 _ARRAYS = "Load it with numpy.load, and write its arrays with safetensors.numpy.save_file."
 _KERAS = "Load it in Keras, and write the arrays of get_weights, with their names, with safetensors.numpy.save_file."
@@ -161,6 +163,10 @@ def foreign_file(path: str, head: bytes, size: int) -> CkptconvError | None:
         if head.startswith(beginning) or (beginning[:1] == b"<" and text.startswith(beginning)):
             if description == _PAGE and is_quoted(path):
                 return UsageError(f"{path} {description}", _AT_ADDRESS)
+            if path.endswith(_TARS) and hint.endswith("tar://NAME::FILE"):
+                from ckptconv.cells import way_into
+
+                hint = f"Unpack it first, or specify {way_into('tar', (), path)}"
             return kind(f"{path} {description}", hint)
     if not size:
         return CorruptError(f"{path} is empty (0 bytes).", "The file was probably never written. Use another copy.")

@@ -13,7 +13,7 @@ import array
 import struct
 from typing import Any
 
-from ckptconv.cells import cut
+from ckptconv.cells import cut, way_into
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.features.consecutive.pickles import Pickles
 from ckptconv.features.tar.directory import listed
@@ -60,7 +60,7 @@ def _read(reader: Reader, limits: Limits) -> TorchFile:
     if not members.keys() >= set(_PARTS) and (odd is None or members.keys() - set(_PARTS)):
         names = ", ".join(cut(name, 60) for name in list(members)[:5])
         path = reader.file.path
-        way = f"specify one file in it: tar://NAME::{path}"
+        way = f"specify {way_into('tar', members, path)}"
         if path == STANDARD_INPUT_NAME:
             way = "save it as a file and specify one member: tar://NAME::FILE"
         raise UnsupportedError(

@@ -8,7 +8,6 @@ P/model.json and P/tensors/KEY instead.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
@@ -35,7 +34,7 @@ from ckptconv.storage.archive import DEFLATED, METHODS, STORED, Archive
 from ckptconv.storage.reading import Reader
 from ckptconv.storage.zip_directory import normal
 from ckptconv.tensors.moves import File
-from ckptconv.text import brief
+from ckptconv.text import brief, some
 
 PICKLE = "data.pkl"
 _STORAGES = "data/"
@@ -207,15 +206,13 @@ class TorchArchive(Archive):
         for module in () if outermost else FOREIGN:
             import_module(module).check_archive(self.name, self.rows)
         if len(outermost) != 1:
-            kind = CorruptError if outermost else UnsupportedError
             members = f"{len(outermost)} members named {PICKLE}" if outermost else f"no member named {PICKLE}"
-            from ckptconv.cells import cut
+            from ckptconv.cells import cut, way_into
 
-            few = ", ".join(cut(name, 60) for name in itertools.islice(self.rows, 5))
-            raise kind(
+            raise (CorruptError if outermost else UnsupportedError)(
                 f"{self.name} is a zip archive, but not from torch.save: it has {members}. It contains "
-                f"{few}{', …' if len(self.rows) > 5 else ''}.",
-                "" if outermost else f"Unpack it first, or name one file in it: zip://NAME::{self.file.path}",
+                f"{some(self.rows, 5, lambda name: cut(name, 60))}.",
+                "" if outermost else f"Unpack it first, or name {way_into('zip', self.rows, self.file.path)}",
             )
         # torch looks in the top directory of the first member.
         top, slash, _ = next(iter(self.rows)).partition("/")

@@ -543,6 +543,18 @@ def test_deltas_of_one_number_are_told_how_to_number_them(tmp_path: Path) -> Non
     assert ckptconv_here("patch", *chain).code == 0
 
 
+def test_a_delta_that_is_replaced_is_said(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    delta = tmp_path / "weight_v000001"
+    first = ckptconv_here("diff", *pair, "--delta", delta, "--json")
+    assert first.json["warnings"] == []
+    replaced = f"This replaces files in {delta}, an earlier output of ckptconv."
+    assert ckptconv_here("diff", *pair, "--delta", delta, "--json").json["warnings"] == [replaced]
+    # The number in the name was not counted up: a delta of a chain is lost.
+    run = ckptconv_here("diff", *pair, "--delta", delta, "--delta-version", "2", "--quiet")
+    assert replaced in run.err
+    assert "The delta that was there changed version 000000 into 000001." in run.err
+
+
 def test_each_side_is_read_once(tmp_path: Path) -> None:
     made = np.random.default_rng(0)
     before = made.integers(0, 256, (8, 1 << 18), "u1")

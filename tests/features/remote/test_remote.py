@@ -15,7 +15,7 @@ from effort import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from remote import MIB, a_model
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from stores import Place, PlaceSuite, in_memory
 
 from ckptconv import convert
@@ -91,6 +91,30 @@ def test_an_archive_of_files_is_refused_with_an_address_that_works(place: Path) 
     for at, source in enumerate(("zip://b.pt::both.zip", "tar://b.pt::both.tar.gz")):
         done(ckptconv_here("convert", source, f"{at}.safetensors"))
         assert load_file(f"{at}.safetensors")["w"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("top", ["", "hf"])
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_a_set_in_an_archive_is_read_by_its_directory_and_by_its_index(kind: str, top: str, place: Path) -> None:
+    save_file({"a": torch.ones(3), "b": torch.zeros(3)}, "both.safetensors")
+    convert("both.safetensors", "set", max_shard_size=12)
+    names = [path.name for path in Path("set").iterdir() if not path.name.startswith(".")]
+    with zipfile.ZipFile("set.zip", "w") as archive, tarfile.open("set.tar", "w") as packed:
+        for name in names:
+            archive.write(f"set/{name}", f"{top}/{name}".lstrip("/"))
+            packed.add(f"set/{name}", f"{top}/{name}".lstrip("/"))
+    # The whole directory is offered if the archive has one that holds all.
+    url = f"{kind}://{top or 'NAME'}::set.{kind}"
+    ckptconv_here("convert", f"set.{kind}", "x").refused(5, f"one file or directory in it: {url}")
+    shard = f"{kind}://{top}/model-00001-of-00002.safetensors::set.{kind}".replace(":///", "://")
+    directory, index = (
+        f"{kind}://{top}::set.{kind}",
+        shard.replace("-00001-of-00002.safetensors", ".safetensors.index.json"),
+    )
+    ckptconv_here("convert", shard, "x").refused(5, f"Give the directory of the set, {directory}, or its index")
+    for at, source in enumerate((directory, index)):
+        done(ckptconv_here("convert", source, f"{at}.safetensors"))
+        assert load_file(f"{at}.safetensors")["a"].tolist() == [1, 1, 1]
 
 
 def test_how_an_archive_is_compressed_is_told_by_its_name(place: Path) -> None:
