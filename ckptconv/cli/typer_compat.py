@@ -48,9 +48,7 @@ def _check_given(given: Sequence[Any], args: Sequence[str], flags: set[str]) -> 
             needed = f"{flag} needs {option.metavar or 'a value'}, but {word} is an option."
             raise UsageError(needed, f"If {word} is the value, give {flag}={word}.")
         if times > 1 and not option.multiple:
-            hint = (
-                "For several subtrees: --key . with --include 'KEY.*' for each." if flag == "--key" else "Give it once."
-            )
+            hint = "For several, use --key . with --include 'KEY.*' for each." if flag == "--key" else "Give it once."
             hint = "Give one prefix, or repeat --rename '^PREFIX='." if flag == "--strip-prefix" else hint
             raise UsageError(f"{flag} is given {times} times, but takes one value.", hint)
 

@@ -134,7 +134,7 @@ def test_the_kinds_are_all_there_are() -> None:
 def test_an_option_of_one_value_is_given_once(tmp_path: Path) -> None:
     torch.save({"model": {"w": torch.ones(2)}, "ema": {"w": torch.ones(2)}}, tmp_path / "x.pt")
     words = ("convert", tmp_path / "x.pt", tmp_path / "x.safetensors")
-    hint = "For several subtrees: --key . with --include 'KEY.*' for each."
+    hint = "For several, use --key . with --include 'KEY.*' for each."
     ckptconv_here(*words, "--key", "ema", "--key=model").refused(2, "--key is given 2 times, but takes", hint)
     for value, flag in (("--dry-run", "--manifest"), ("-v", "--key")):
         needed = f"{flag} needs FILE, but {value} is an option. If {value} is the value, give {flag}={value}."
