@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
 from ckptconv.formats.lone_file import LoneFile
-from ckptconv.formats.model_files import INDEX, SAFETENSORS, SUFFIX
+from ckptconv.formats.model_files import SAFETENSORS, SUFFIX
 from ckptconv.formats.registered import Lone
 from ckptconv.formats.source import Source
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
@@ -84,9 +84,7 @@ def marked(place: Location, source: Source, file: LoneFile | None, groups: Itera
         return source._replace(warnings=[*source.warnings, f"{described} {instead}"])
     error: CkptconvError = kind.error(described, f"{instead.removesuffix('.')}. {_HOW}")
     if place.kind == "directory" and not is_elsewhere and kind.error is not CorruptError:
-        indices = (place.join(name) for name in listed(place) if name.endswith(INDEX))
-        more = next((f"Or give the index of another set: {index}. " for index in indices), "")
-        error = CorruptError(f"{described} {place} lacks the other files.", f"Copy or download them too. {more}{_HOW}")
+        error = CorruptError(f"{described} {place} lacks the other files.", f"Copy or download them too. {_HOW}")
     return source._replace(weights_error=error, warnings=[*source.warnings, str(error)])
 
 
@@ -101,7 +99,7 @@ def kept_apart(source: Source, output: str) -> Source:
     taken for a model if its name says that it is such a file."""
     if not isinstance(source.weights_error, OfSetError) or not matching(OF_INDEX, basename(output)):
         return source
-    return source._replace(weights_error=None)
+    return source._replace(weights_error=None, warnings=[text.removesuffix(f" {_HOW}") for text in source.warnings])
 
 
 def listed(place: Location) -> Mapping[str, Entry]:
