@@ -63,4 +63,4 @@ ROWS_OF_KINDS: dict[str, tuple[Any, ...]] = {
 }
 
 # What people call them, and how they are written.
-MEANT = {"slice": "convert --layers 0-3", "extract": "convert --component text"}
+MEANT = {"slice": "convert --layers 0-3", "extract": "convert with --include, --layers or --component"}
