@@ -83,7 +83,7 @@ GIVEN = PartOptions
 # Other words for them, as commands and as options.
 OTHER_WORDS = {
     "convert --layers 0-3": ("slice", "drop-layers"),
-    "convert with --include, --layers or --component": ("extract",),
+    "convert INPUT OUTPUT --include GLOB, --layers 0-3 or --component text": ("extract",),
 }
 OTHER_OPTIONS = {
     "--num-layers --n-layers --keep-layers --num-hidden-layers": "Use --layers, such as --layers 0-3.",
