@@ -114,11 +114,11 @@ def convert(
                 chosen = chosen.replaced(spool_dir=chosen.spool_dir or nearest_directory(targets[0].path))
             if any(chosen.fitting().values()) and (module := entry_of(targets[0].kind).like):
                 targets, chosen = import_module(module).like(sources[0], targets, chosen)
-            work = _work(sources, targets, chosen)
-            if any(part.weights_error for part, _ in work):
+            if len(targets) == 1 and any(part.weights_error for part in sources):
                 from ckptconv.formats.alone import kept_apart
 
-                work = [(kept_apart(part, target.path), target) for part, target in work]
+                sources = [kept_apart(part, targets[0].path) for part in sources]
+            work = _work(sources, targets, chosen)
             outputs = [planned(part, target, chosen) for part, target in work]
             if wanted and not isinstance(wanted, Default) and not _is_spooled(source, outputs):
                 unneeded = "--spool-dir had no effect: nothing was unpacked or read from a pipe."

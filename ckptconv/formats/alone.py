@@ -10,6 +10,7 @@ torch_xla's xla_fully_sharded_data_parallel.py; fairseq's checkpoint_utils.py.
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping
@@ -18,7 +19,7 @@ from typing import NamedTuple
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
 from ckptconv.formats.lone_file import LoneFile
-from ckptconv.formats.model_files import INDEX, SAFETENSORS, SUFFIX
+from ckptconv.formats.model_files import SAFETENSORS, SUFFIX
 from ckptconv.formats.registered import Lone
 from ckptconv.formats.source import Source
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
@@ -73,9 +74,7 @@ def marked(place: Location, source: Source, file: LoneFile | None, groups: Itera
         return source._replace(notes=[*source.notes, f"{described} Only this file was converted."], remarks=remarks)
     if ALONE_KEY in source.remarks:
         return source._replace(notes=[*source.notes, f"{file.place} was converted from one file of a set (--alone)."])
-    above = file.place
-    for _ in range(kind.up):
-        above = above.parent
+    above = functools.reduce(lambda below, _: below.parent, range(kind.up), file.place)
     # Only outputs of this program have a structure record. The files from which such an output was made lie elsewhere.
     is_elsewhere = source.family == SAFETENSORS and source.structured and not kind.is_written
     is_known = kind.lies(file.place) and not is_elsewhere
@@ -84,9 +83,7 @@ def marked(place: Location, source: Source, file: LoneFile | None, groups: Itera
         return source._replace(warnings=[*source.warnings, f"{described} {instead}"])
     error: CkptconvError = kind.error(described, f"{instead.removesuffix('.')}. {_HOW}")
     if place.kind == "directory" and not is_elsewhere and kind.error is not CorruptError:
-        indices = (place.join(name) for name in listed(place) if name.endswith(INDEX))
-        more = next((f"Or give the index of another set: {index}. " for index in indices), "")
-        error = CorruptError(f"{described} {place} lacks the other files.", f"Copy or download them too. {more}{_HOW}")
+        error = CorruptError(f"{described} {place} lacks the other files.", f"Copy or download them too. {_HOW}")
     return source._replace(weights_error=error, warnings=[*source.warnings, str(error)])
 
 
@@ -97,11 +94,10 @@ def _kind_of(file: LoneFile, groups: Iterable[Lone]) -> LoneKind | None:
 
 
 def kept_apart(source: Source, output: str) -> Source:
-    """Return `source` for an output called `output`. An output that was made from one file of a sharded set is not
-    taken for a model if its name says that it is such a file."""
+    """Return `source` for an `output` that may be made from one file of a sharded set if its name is that of one."""
     if not isinstance(source.weights_error, OfSetError) or not matching(OF_INDEX, basename(output)):
         return source
-    return source._replace(weights_error=None)
+    return source._replace(weights_error=None, warnings=[text.removesuffix(f" {_HOW}") for text in source.warnings])
 
 
 def listed(place: Location) -> Mapping[str, Entry]:
@@ -140,9 +136,7 @@ LONE = (
         "Give the directory of the set, {}, or its index.",
         lambda file: is_numbered(file.place, OF_INDEX),
         error=OfSetError,
-        lies=lambda place: any(
-            name != place.name and matching(OF_INDEX, name) is not None for name in listed(place.parent)
-        ),
+        lies=lambda place: any(name != place.name and matching(OF_INDEX, name) for name in listed(place.parent)),
         is_written=True,
     ),
     LoneKind(

@@ -42,8 +42,8 @@ def sniff_safetensors(probe: Probe) -> Guess | None:
         named = name.endswith(SUFFIX) and not head.startswith(LOCAL_SIGNATURE)
         return _SAFETENSORS if named or looks_like_safetensors(head, size) else None
     # Trainers put weights next to DeepSpeed's files: a caller that expects DeepSpeed gets DeepSpeed's error instead.
-    is_meant = probe.is_directory and probe.expected != "deepspeed"
-    return _SAFETENSORS if is_meant and _holds_safetensors(probe.place.names) else None
+    is_meant = probe.is_directory and probe.expected != "deepspeed" and _holds_safetensors(probe.place.names)
+    return _SAFETENSORS if is_meant and (probe.expected or not unlisted(probe.place.names)) else None
 
 
 def looks_like_safetensors(head: bytes, size: int) -> bool:
@@ -91,6 +91,12 @@ def holds_whole(names: Iterable[str]) -> bool:
 
 def _holds_safetensors(names: Iterable[str]) -> bool:
     return any(name.endswith((SUFFIX, INDEX_SUFFIX)) for name in names)
+
+
+def unlisted(names: Iterable[str]) -> list[str]:
+    """Return the shards of safetensors, if there is no index of them, but one of a set of torch: that set is read."""
+    files = [name for name in names if name.endswith((SUFFIX, INDEX_SUFFIX))] if any(map(is_torch_index, names)) else []
+    return files if all(re.search(rf"{NUMBERED}{re.escape(SUFFIX)}$", name) for name in files) else []
 
 
 def _holds_set(names: Iterable[str]) -> bool:

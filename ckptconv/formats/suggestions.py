@@ -70,11 +70,17 @@ def nearby(place: Location) -> str:
     scheme, colon, path_in_store = path.partition(":")
     if colon and (scheme in stores.STORES or path_in_store[:1] == "/") and scheme.isalnum() and "://" not in path:
         return f"Did you mean {scheme}://{path_in_store.lstrip('/')}?"
+    if not is_remote(path) and place.parent.kind == "missing":
+        meant = re.fullmatch(r"Did you mean (.+)\?", nearby(place.parent))
+        if meant and (right := Location(os.path.join(meant[1], place.name))).kind != "missing":
+            return f"Did you mean {right}?"
     if is_remote(path) or place.parent.kind != "directory":
         return stores.hint(path, place.options)
     stem, suffix = os.path.splitext(place.name)
     if place.name in (*TORCH_MODELS, *(f"{stem}{SUFFIX}" for stem in STEMS)) and is_checkpoint(place.parent):
         return f"The weights in {place.parent} have other names. Give this directory."
+    if suffix and place.parent.join(stem).kind == "directory" and is_checkpoint(place.parent.join(stem)):
+        return f"Did you mean {os.path.splitext(path)[0]}?"
     begun = re.compile(rf"{re.escape(stem)}(\D.*{re.escape(suffix)}|\.(bin|ckpt|pth?|safetensors))", re.DOTALL)
     if stem and len(near := [name for name in place.parent.names if begun.fullmatch(name)]) == 1:
         return f"Did you mean {os.path.join(os.path.dirname(path), near[0])}?"

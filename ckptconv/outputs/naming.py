@@ -52,6 +52,7 @@ def named(source: Source, options: Options) -> Named:
     described = flattened(source, tree, choice)
     around = weights_key(tree).rpartition(".")[0]
     optimizers = tuple(f"{around}.{name}".lstrip(".") for name, _ in optimizers_in(subtree(tree, around)))
+    optimizers = optimizers or tuple("" for _ in optimizers_in([tree]))  # the tree is one
     structured, stored = source.structured and options.structure, source.stored
     if not stored or options.key or stored.tensors.keys() == described.tensors.keys():
         return Named(described, source.owners, structured, choice, optimizers=optimizers)

@@ -74,9 +74,8 @@ def _chosen(source: Source, options: Options, rename: Rename) -> Selected:
     if flat and not names:
         raise UsageError(f"No tensors are left to convert: all {len(flat)} are excluded.")
     dtype = options.dtype or source.defaults.dtype
-    if optimizers:
-        module = of_feature(NUMBERS, "among")
-        told = module.told(optimizers, names, described, options, source.weights) if module else ((), ())
+    if optimizers and (module := of_feature(NUMBERS, "among")):
+        told = module.told(optimizers, names, described, options, source.weights)
         warnings, notes = (*warnings, *told[0]), (*notes, *told[1])
     uncastable = described.uncastable | selection.scales(flat) | parted.parts_of(quantized)
     under = f"{options.key}." if options.key not in ("", ".") else ""

@@ -158,9 +158,9 @@ def safetensors_files(source: Source, target: Target, options: Options) -> _File
     chosen = selected(source, options, holds=target.holds)
     described, tensors, of_states = chosen.described, chosen.tensors, chosen.of_states
     names = {} if of_states else chosen.names
-    aliases = chosen.recorded_aliases() if options.tied == "alias" else {}
-    structure = chosen.structure(aliases)
-    kept = chosen.stored(aliases)
+    ties = chosen.recorded_aliases()
+    aliases = ties if options.tied == "alias" else {}
+    structure, kept = chosen.structure(aliases), chosen.stored(aliases)
     # Mostly they are the same, one by one.
     is_cast = len(kept) != len(tensors) or not all(map(is_, kept.values(), tensors.values()))
     new_dtypes = ((old, kept[new].dtype, tensors[new].dtype) for old, new in names.items() if is_cast and new in kept)
@@ -180,15 +180,15 @@ def safetensors_files(source: Source, target: Target, options: Options) -> _File
     if config is not None or (not of_states and (options.for_hub or stem == ADAPTER or target.form == "directory")):
         from ckptconv.outputs.truths import Weights, untrue
 
-        before = [*chosen.first.known, *chosen.missing]
-        weights = Weights(before, chosen.first.names, kept, options.for_hub, stem, options.key)
-        warnings = (*warnings, *untrue(config, weights))
+        before, after = [*chosen.first.known, *chosen.missing], chosen.first.names
+        warnings += (*untrue(config, Weights(before, after, kept, options.for_hub, stem, options.key)),)
     idle, is_structured = chosen.idle(options, source.weights), chosen.structured
     if of_states and options.dtype not in (None, "keep", source.defaults.dtype):
         idle["--dtype"] = "has no effect: optimizer states are not cast to it"
     uncastable = described.uncastable if of_states else [names[name] for name in described.uncastable if name in names]
-    of = source.defaults.grouping
-    grouping = {new: of[old] for old, new in names.items() if old in of}
+    if options.tied == "duplicate" and not (ties or of_states):
+        idle["--tied"] = "has no effect: no two names of the input are recorded as those of one tensor"
+    grouping = {names[old]: group for old, group in source.defaults.grouping.items() if old in names}
     notices = _notices(source, described, structure, options, idle, uncastable, warnings)
     notices = notices._replace(
         notes=(*notices.notes, *chosen.notes), change=chosen.change(source), record=chosen.record, equal=chosen.equal

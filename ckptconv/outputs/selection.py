@@ -163,9 +163,8 @@ def left_alone(uncastable: Mapping[str, LazyTensor], dtype: str) -> tuple[str, .
     if not left:
         return ()
     shown = some(left, _SHOWN, lambda name: repr(name[:LONGEST]))
-    subject = f"{len(left)} tensors are parts of quantized tensors and were"
-    if len(left) == 1:
-        subject = "1 tensor is part of a quantized tensor and was"
+    one = "1 tensor is part of a quantized tensor and was"
+    subject = one if len(left) == 1 else f"{len(left)} tensors are parts of quantized tensors and were"
     return (f"{subject} not cast to {dtype}: {shown}. Use --dequantize to convert the weights to {dtype}.",)
 
 

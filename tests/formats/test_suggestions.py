@@ -48,6 +48,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("plain/epoch=3.ckpt", "Did you mean plain/epoch=3-step=900.ckpt?"),
         ("plain/weights.safetensors", "Did you mean plain/weights.bin?"),
         ("run/checkpoint", "Did you mean run/checkpoint-500?"),
+        # The model in a directory, and a directory with a similar name.
+        ("shards.safetensors", "Did you mean shards?"),
+        ("steps.safetensors", ""),
+        ("runs/checkpoint-500", "Did you mean run/checkpoint-500?"),
+        ("runs/a/checkpoint-500", ""),
         # Another number is another step: which ones there are.
         ("steps/step-1500", "Its directory contains step-900, step-1000, step-2000."),
         # Nothing is known where several do, or where there is no model.

@@ -50,10 +50,15 @@ def prefix_before(names: Iterable[str], map_: Map) -> str:
 
 
 def between(names: Iterable[str], others: Iterable[str]) -> list[str]:
-    """Return the built-in maps that have all of `names` on one side, and all of the `others` on the other side."""
+    """Return the built-in maps that have all of `names` on one side, and all of the `others` on the other side, with a
+    rule for some of each: a map also keeps names, and drops some."""
     ours, theirs = (list(examples_of((name, name) for name in given).values()) for given in (names, others))
     maps = maps_like(examples_of((name, name) for name in ours)) if ours and theirs else ()
-    return [map_.name for map_ in maps if any(_has(map_, at, ours) and _has(map_, 1 - at, theirs) for at in (0, 1))]
+    return [
+        map_.name
+        for map_ in maps
+        if any(_has(map_, at, ours, True) and _has(map_, 1 - at, theirs, True) for at in (0, 1))
+    ]
 
 
 def _has_all(map_: Map, names: list[str]) -> bool:
@@ -65,8 +70,11 @@ def _has_all(map_: Map, names: list[str]) -> bool:
     return not lacking(map_, side, claims)
 
 
-def _has(map_: Map, side: int, names: list[str]) -> bool:
+def _has(map_: Map, side: int, names: list[str], by_rule: bool = False) -> bool:
+    """Return whether a side of a map has all names, with `by_rule` one of them by a rule."""
     claims_of = Templates(map_, side).claims(names, ())
+    if by_rule and not any(claims_of[name] for name in names):
+        return False
     return all(claims_of[name] or matches(name, (*map_.keep[side], *map_.drop[side])) for name in names)
 
 

@@ -22,7 +22,7 @@ from ckptconv.tensors.computing import Axis, Joined, Tiled
 from ckptconv.tensors.dtypes import DTYPES, SUMMED, DType
 from ckptconv.tensors.lazy import Concat, LazyTensor, View, untagged
 from ckptconv.tensors.slices import Span, as_stored, extent, sliced
-from ckptconv.text import count_of, some
+from ckptconv.text import brief, count_of, some
 
 _F64 = DTYPES["float64"]
 
@@ -654,8 +654,14 @@ class _Work:
 
     # ---- errors
 
+    @property
+    def _named_base(self) -> str:
+        """The base that the adapter's configuration names, in words that continue a sentence; "" if it names none."""
+        base = self._adapter.base
+        return f" (its {ADAPTER_CONFIG} names {brief(base)})" if base else ""
+
     def _no_place(self, memory: str) -> UsageError:
-        if self._placed.has_other_layout(memory):
+        if self._placed.has_other_layout(memory, self._base.model.get("model_type")):
             return UsageError(
                 f"{self._path} has {memory!r}, for which transformers uses different layouts in files and in memory, "
                 f"but {self._base.path} has no tensor {memory!r}.",
@@ -673,17 +679,22 @@ class _Work:
                 f"Convert the base without this prefix first: ckptconv convert {self._base.path} base.safetensors "
                 f"{' '.join(options)}. Then merge into base.safetensors.",
             )
+        if self._placed.is_empty:
+            return UsageError(
+                f"{self._base.path} has none of the tensors that {self._path} changes, such as {memory!r}.",
+                f"The adapter is for another model{self._named_base}.",
+            )
         return UsageError(
             f"{self._path} has {PREFIX}{memory}, but {self._base.path} has {memory!r} neither under this name nor "
             "under the other names that transformers uses in files.",
-            "The adapter is for another model, or for a tied tensor that this base does not store.",
+            f"The adapter is for another model{self._named_base}, or for a tied tensor that this base does not store.",
         )
 
     def _other_shape(self, memory: str, shape: Sequence[int], name: str) -> UsageError:
         return UsageError(
             f"{self._path}: {memory!r} is for a tensor of shape {list(shape)}, but {name!r} of {self._base.path} has "
             f"{list(self._shape(name))}.",
-            "The adapter is for another model.",
+            f"The adapter is for another model{self._named_base}.",
         )
 
 

@@ -40,6 +40,7 @@ KEYS = '"peft_type": "LORA", r, lora_alpha and target_modules'
 _BEGINNINGS = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
 # The largest rank and alpha of a configuration; `MOST_RANK` is the largest rank of factors.
 _LARGEST = 1 << 20
+_BASE = "base_model_name_or_path"
 # The most adapters: each adds a level to the expression of a tensor.
 _MOST_ADAPTERS = 64
 # Modules that PEFT trains whole for a task, although the configuration does not name them.
@@ -74,7 +75,7 @@ class Adapter(NamedTuple):
     parameters that it adapts by themselves, not as weights of modules; `saved` the ends of the names of modules that
     were trained whole. `tokens` are the trained rows of a module, by the end of its name, "" for the embedding. `tied`:
     tensors that the base ties were trained as one. `has_bias`: the factors have a bias. `targets` are the adapted
-    modules.
+    modules. `base` is the name or the path of its base, if known.
     """
 
     source: Source
@@ -87,6 +88,7 @@ class Adapter(NamedTuple):
     tied: bool = False
     has_bias: bool = False
     targets: Targets = Targets()
+    base: str = ""
 
 
 class Merge(NamedTuple):
@@ -145,6 +147,7 @@ def _read(path: str, settings: Mapping[str, Any], name: str) -> Adapter:
         said.flag("ensure_weight_tying"),
         said.flag("lora_bias"),
         read_targets(said.told, file),
+        base if isinstance(base := said.told.get(_BASE), str) else "",
     )
 
 

@@ -39,9 +39,16 @@ class Placed(NamedTuple):
         """Return the tensors of each expert of a stack of `module`; none if there is no stack of that name."""
         return self.stacks.get(module, {}).get(parameter, ())
 
-    def has_other_layout(self, memory: str) -> bool:
-        """Return whether files of such models store a tensor in another layout than memory has."""
-        return any(family.has_other_layout(memory) for family in self.others)
+    @property
+    def is_empty(self) -> bool:
+        """Whether the base has no place for any tensor."""
+        return not self.tensors and not self.stacks
+
+    def has_other_layout(self, memory: str, kind: object) -> bool:
+        """Return whether files of such models, of the type `kind` if it is known, store a tensor in another layout than
+        memory has."""
+        others = [family for family in self.others if (kind in family.called if kind else not self.is_empty)]
+        return any(family.has_other_layout(memory) for family in others)
 
 
 class _Way:

@@ -81,7 +81,10 @@ class PartOptions(Given):
 
 GIVEN = PartOptions
 # Other words for them, as commands and as options.
-OTHER_WORDS = {"convert --layers 0-3": ("slice", "drop-layers"), "convert --component text": ("extract",)}
+OTHER_WORDS = {
+    "convert --layers 0-3": ("slice", "drop-layers"),
+    "convert INPUT OUTPUT --include GLOB, --layers 0-3 or --component text": ("extract",),
+}
 OTHER_OPTIONS = {
     "--num-layers --n-layers --keep-layers --num-hidden-layers": "Use --layers, such as --layers 0-3.",
     "--num-experts --keep-experts": "Use --experts, such as --experts 0-7.",

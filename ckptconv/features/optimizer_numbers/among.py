@@ -15,9 +15,9 @@ from ckptconv.text import count_of
 def told(
     optimizers: Sequence[str], names: Collection[str], described: Flattened, options: Options, tree: Any
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return warnings and notes on the `optimizers`, which have these names in the `tree` that is `described`. `names`
-    are the tensors of it that the output has."""
-    beginnings = tuple(f"{name}." for name in optimizers)
+    """Return warnings and notes on the `optimizers`, which have these names in the `tree` that is `described`, "" if it
+    is one itself. `names` are the tensors of it that the output has."""
+    beginnings = tuple(f"{name}." if name else "" for name in optimizers)
     states = [name for name in names if name.startswith(beginnings)]
     without = " ".join(f"--exclude '{beginning}*'" for beginning in beginnings)
     without += f", or --key {key} for the weights alone" if (key := key_to_add(tree, options)) else ""
@@ -25,7 +25,9 @@ def told(
     notes: tuple[str, ...] = ()
     if cast := _narrowed(states, described, options.dtype or "keep"):
         which = "1 optimizer state is" if len(cast) == 1 else f"{len(cast):,} optimizer states are"
-        warnings = (f"{which} also cast to {options.dtype}, such as {cast[0]!r}. To leave them out, use {without}.",)
+        other = f"also cast to {options.dtype}, such as {cast[0]!r}. To leave them out, use {without}."
+        alone = f"cast to {options.dtype}, such as {cast[0]!r}. To keep their dtypes, leave --dtype out."
+        warnings = (f"{which} {alone if len(states) == len(names) else other}",)
     if states and options.optimizer:
         held = count_of(len(states), "tensor")
         notes = (f"OUTPUT also contains the optimizer states ({held}). To leave them out, use {without}.",)

@@ -76,9 +76,11 @@ def run_of(place: Location) -> Run:
     try:
         return run_at(place)
     except UsageError as error:
-        if f"{place} is one step of a run" in error.message:
+        # The newest step goes only if an older one is the last good one.
+        if f"{place} is one step of a run" in error.message and run_at(place.parent).steps[-1].name != place.name:
             words = (place.parent.path or ".", "--remove", place.name)
-            error.hint += f" To remove only this step: ckptconv thin {' '.join(map(shlex.quote, words))}"
+            command = f"ckptconv thin {' '.join(map(shlex.quote, words))}"
+            error.hint += f" To remove only this step, unless it is the last good one: {command}"
         raise
 
 

@@ -28,7 +28,7 @@ KIND = OutputKind(
         **OF_MODELS,
         **OF_CODES,
     },
-    {"tied": "has no effect on a .pt file, where the structure record says which tensors share memory"},
+    {"tied": "has no effect on a .pt file, where all names of a tied tensor share its memory"},
     SUFFIXES,
     "pt",
     "ckptconv.features.torch_output.with_verify",

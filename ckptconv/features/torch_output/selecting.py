@@ -53,6 +53,7 @@ def selected_tree(source: Source, options: Options, rename: Rename = selection.r
     module = of_feature(NUMBERS, "among")
     around = weights_key(tree).rpartition(".")[0]
     optimizers = [f"{around}.{name}".lstrip(".") for name, _ in optimizers_in(subtree(tree, around))] if module else []
+    optimizers = optimizers or ["" for _ in optimizers_in([tree]) if module]  # the tree is one
     warnings, notes = module.told(optimizers, names, described, options, tree) if optimizers else ((), ())
     if options.structure and not ways and any(old != new for old, new in names.items()):
         state, lost = with_keys(tree, known, names)

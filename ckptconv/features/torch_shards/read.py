@@ -16,7 +16,7 @@ from typing import Any
 
 from ckptconv.cells import cut
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
-from ckptconv.formats.model_files import INDEX, TORCH, TORCH_MODELS, is_torch_index, torch_shard
+from ckptconv.formats.model_files import INDEX, TORCH, TORCH_MODELS, is_torch_index, torch_shard, unlisted
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.file import read_torch
@@ -50,7 +50,12 @@ def read(place: Location, wanted: Wanted | None = None) -> Source:
             f"{place} contains several indexes: {_some(indexes)}.", f"Specify one of them: {place.join(indexes[0])}"
         )
     if indexes:
-        return _read_index(place.join(indexes[0]), place.path)
+        source = _read_index(place.join(indexes[0]), place.path)
+        left = unlisted(place.names)
+        why = (
+            f"{_some(left)} in {place} {'was' if len(left) == 1 else 'were'} not read: {indexes[0]} lists other files."
+        )
+        return source._replace(warnings=[*source.warnings, why]) if left else source
     files = _complete_set(place.path, place.names)
     return _source(place.path, {file: place.at(place.names[file].file) for file in files}, None)
 

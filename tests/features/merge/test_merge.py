@@ -331,6 +331,27 @@ def test_a_training_holds_the_base_too() -> None:
         merge("base.safetensors", "run", "out.safetensors")
 
 
+def test_the_base_of_an_adapter_is_named_if_another_model_is_in_its_place() -> None:
+    module = "model.layers.0.self_attn.q_proj"
+    named = adapter(factors(module, 6, 5), base_model_name_or_path="meta-llama/Llama-3.2-1B")
+    unnamed = adapter(factors(module, 6, 5), "unnamed")
+    Path("base").mkdir()
+    save_file({"transformer.h.0.attn.c_attn.weight": random(5, 15)}, "base/model.safetensors")
+    for config in ({}, {"model_type": "gpt2"}):
+        Path("base/config.json").write_text(json.dumps(config))
+        for path, hint in (
+            (named, "The adapter is for another model (its adapter_config.json names 'meta-llama/Llama-3.2-1B')."),
+            (unnamed, "The adapter is for another model."),
+        ):
+            with pytest.raises(UsageError, match="base has none of the tensors that") as caught:
+                merge("base", path, "out")
+            assert caught.value.hint == hint
+    # A model whose files have these tensors in another layout.
+    Path("base/config.json").write_text(json.dumps({"model_type": "gradium_phonon_tts"}))
+    with pytest.raises(UsageError, match="different layouts in files and in memory"):
+        merge("base", named, "out")
+
+
 def test_one_file_of_an_adapter_is_not_merged_as_all_of_it() -> None:
     place = Path(adapter(factors("a", 6, 5)))
     shard = place / "adapter_model-00001-of-00002.safetensors"

@@ -13,6 +13,7 @@ from effort import every
 from safetensors.torch import load_file, save_file
 
 import ckptconv
+from ckptconv.outputs.kinds import NAMED
 
 EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 PLAIN = {EMBEDDINGS: torch.ones(4, 2), HEAD: torch.zeros(4, 2)}
@@ -109,3 +110,16 @@ def test_one_tensor_under_two_names_is_tied(tmp_path: Path) -> None:
     (tmp_path / "in" / "config.json").write_text(json.dumps({"tie_word_embeddings": False, **CAUSAL}))
     told = ckptconv.convert(tmp_path / "in", tmp_path / "untied", copy_config=True).warnings
     assert any("has no lm_head.weight" in text for text in told)
+
+
+def test_a_head_that_only_the_configuration_ties_is_not_duplicated(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    save_file({EMBEDDINGS: torch.ones(4, 2)}, tmp_path / "in" / "model.safetensors")
+    (tmp_path / "in" / "config.json").write_text(json.dumps({"tie_word_embeddings": True, **CAUSAL}))
+    for output in ("out", "out.safetensors"):
+        assert ckptconv.convert(tmp_path / "in", tmp_path / output, tied="duplicate").warnings == [
+            "--tied has no effect: no two names of the input are recorded as those of one tensor."
+        ]
+    if "pt" in NAMED:
+        (told,) = ckptconv.convert(tmp_path / "in", tmp_path / "out.pt", tied="duplicate").warnings
+        assert told.startswith("--tied has no effect on a .pt file, where all names of a tied tensor share its memory")

@@ -63,4 +63,7 @@ ROWS_OF_KINDS: dict[str, tuple[Any, ...]] = {
 }
 
 # What people call them, and how they are written.
-MEANT = {"slice": "convert --layers 0-3", "extract": "convert --component text"}
+MEANT = {
+    "slice": "convert --layers 0-3",
+    "extract": "convert INPUT OUTPUT --include GLOB, --layers 0-3 or --component text",
+}

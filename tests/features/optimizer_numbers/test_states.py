@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,32 @@ def test_states_are_told_wherever_a_trainer_saves_them(tmp_path: Path) -> None:
             for options in ({"exclude": glob}, {"key": key}):
                 report = convert(tmp_path / "x.pt", tmp_path / output, dtype="bf16", overwrite=True, **options)
                 assert (report.warnings, report.tensors) == ([], len(model)), options
+
+
+def test_states_without_weights_that_are_cast_are_told(tmp_path: Path) -> None:
+    training_saved(tmp_path / "t.pt", "numbers")
+    optimizer = torch.load(tmp_path / "t.pt")["optimizer"]
+    for number, (state, options) in enumerate(
+        (
+            (optimizer, {}),
+            (optimizer, {"structure": False}),
+            ({"optimizer": optimizer}, {}),
+            ({"run": {"optimizer": optimizer}, "epoch": 1}, {"key": "run.optimizer"}),
+        )
+    ):
+        source = tmp_path / f"{number}.pt"
+        torch.save(state, source)
+        convert(source, tmp_path / f"{number}.safetensors", structure=True)
+        for path in (source, tmp_path / f"{number}.safetensors"):
+            for output in ("x.safetensors", "y.pt"):
+                report = convert(path, tmp_path / output, dtype="bf16", overwrite=True, **options)
+                (told,) = report.warnings
+                assert re.fullmatch(
+                    r"\d+ optimizer states are cast to bfloat16, such as '(optimizer\.)?state\.0\.step'\. "
+                    r"To keep their dtypes, leave --dtype out\.",
+                    told,
+                ), (path, output)
+                assert convert(path, tmp_path / output, overwrite=True, **options).warnings == []
 
 
 def test_states_in_both_outputs_are_told(tmp_path: Path) -> None:

@@ -180,8 +180,9 @@ def test_a_step_in_the_place_of_its_run_is_told_to_be_one(run: Path, monkeypatch
     assert f"{step.name} {warning}" in done(thin(Path(step.name), "--keep-last", 2)).err
     assert warning not in done(thin(run, "--keep-last", 2)).err
     for words in ((), ("--yes",), ("--keep-last", 2)):
-        removing = f"To remove only this step: ckptconv thin {run} --remove checkpoint-100"
-        thin(run / "checkpoint-100", *words).refused(2, "but the directory of a run was expected.", removing)
+        removing = f"To remove only this step, unless it is the last good one: ckptconv thin {run} --remove checkpoint-"
+        thin(run / "checkpoint-100", *words).refused(2, "but the directory of a run was expected.", f"{removing}100")
+        assert "--remove" not in thin(run / "checkpoint-400", *words).refused(2, "the directory of a run was expected")
     done(thin(run, "--remove", "checkpoint-100", "--yes"))
     assert not (run / "checkpoint-100").exists()
 

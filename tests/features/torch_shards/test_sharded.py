@@ -408,15 +408,19 @@ def test_a_configuration_in_the_place_of_a_checkpoint_is_told_its_directory(tmp_
     run.refused(5, f"their index, or their directory: {tmp_path}")
 
 
-def test_where_another_set_lies_beside_a_lone_shard_its_index_is_named(tmp_path: Path) -> None:
+def test_a_set_with_an_index_is_read_though_shards_were_converted_beside_it(tmp_path: Path) -> None:
     index = {"metadata": {}, "weight_map": {}}
     for number in (1, 2):
         torch.save({f"w{number}": torch.ones(2)}, tmp_path / f"pytorch_model-0000{number}-of-00002.bin")
         index["weight_map"][f"w{number}"] = f"pytorch_model-0000{number}-of-00002.bin"
     (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
-    done(ckptconv_here("pt2safetensors", tmp_path / "pytorch_model-00002-of-00002.bin"))
-    place = tmp_path / "pytorch_model.bin.index.json"
-    run = ckptconv_here("convert", tmp_path, tmp_path / "o")
-    run.refused(4, "lacks the other files", f"Or give the index of another set: {place}.")
-    done(ckptconv_here("convert", place, tmp_path / "o.safetensors"))
-    assert load_file(tmp_path / "o.safetensors").keys() == {"w1", "w2"}
+    for left in (2, 1):
+        shard = tmp_path / f"pytorch_model-0000{left}-of-00002.bin"
+        (warned,) = done(ckptconv_here("pt2safetensors", shard, "--json")).json["warnings"]
+        assert warned.startswith(f"{shard} is one file of a sharded set: ")
+        assert warned.endswith(f" Give the directory of the set, {tmp_path}, or its index.")
+        run = done(ckptconv_here("convert", tmp_path, tmp_path.parent / "o.safetensors", "--overwrite", "--json"))
+        (warning,) = run.json["warnings"]
+        assert f"model-0000{left}-of-00002.safetensors" in warning
+        assert warning.endswith(" not read: pytorch_model.bin.index.json lists other files.")
+        assert load_file(tmp_path.parent / "o.safetensors").keys() == {"w1", "w2"}

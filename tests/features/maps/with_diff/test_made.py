@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from checkpoints import ckptconv_here
+from safetensors.torch import save_file
 
 
 def test_what_a_map_makes_of_the_first_is_compared(place: Path) -> None:
@@ -35,6 +36,15 @@ def test_maps_between_the_names_of_both_sides_are_named(place: Path) -> None:
         assert ckptconv_here("diff", *words, "--map", "torchtitan-llama3").code == 0
     torch.save({**state, "mine": torch.ones(1)}, "titan.pt")
     assert "get the names of B" not in ckptconv_here("diff", "titan.pt", "hf.safetensors").out
+
+
+def test_a_map_that_only_keeps_or_drops_names_is_no_hint(place: Path) -> None:
+    base = {f"model.layers.0.self_attn.{name}.weight": torch.ones(2, 2) for name in ("q_proj", "v_proj")}
+    save_file({**base, "model.embed_tokens.weight": torch.ones(3, 2)}, "base.safetensors")
+    factors = {f"base_model.model.{name[:-7]}.lora_{side}.weight": torch.ones(2, 2) for name in base for side in "AB"}
+    save_file(factors, "adapter_model.safetensors")
+    for words in (("base.safetensors", "adapter_model.safetensors"), ("adapter_model.safetensors", "base.safetensors")):
+        assert "get the names of B" not in ckptconv_here("diff", *words).out
 
 
 def test_a_prefix_of_few_names_is_no_hint(place: Path) -> None:
