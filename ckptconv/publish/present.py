@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ckptconv.options.table import Options
 
 NEW_DIRECTORY = "Give a directory that does not exist yet."
+_LATE = "These files changed, or were copied, after the manifest was written. "
 # Bytes of a planned file that are compared at a time with one that exists.
 _UNIT, _MEMORY = 512 << 10, 8 << 20
 
@@ -50,8 +51,7 @@ class Present:
         check_clobber(self._options, place.path)
         if not self._options.overwrite and file_made_as(place, kind) != kind:
             raise UsageError(
-                f"{option} would replace {place.path}, which ckptconv did not write for {option}.",
-                NEW_NAME,
+                f"{option} would replace {place.path}, which ckptconv did not write for {option}.", NEW_NAME
             )
 
     def replaced(self, claim: Claim, place: Location) -> str:
@@ -138,7 +138,8 @@ class Present:
         if claim.overwrite:
             foreign, others = mixed, []
         if foreign:
-            raise _foreign(claim.path, foreign, mixed, claim.overwrite)
+            listed = (directory.manifest or {}).get("files", ())
+            raise _foreign(claim.path, foreign, mixed, claim.overwrite, _LATE * ({*foreign} <= {*listed}))
         if others:
             raise UsageError(
                 f"{claim.path} contains {others[0]}, part of another kind of output: programs would read two outputs "
@@ -188,7 +189,7 @@ def check_clobber(options: Options, path: str) -> None:
         raise FailedError(f"{path} exists, but --no-clobber forbids replacing it.")
 
 
-def _foreign(path: str, names: Sequence[str], mixed: Sequence[str], overwrite: bool) -> UsageError:
+def _foreign(path: str, names: Sequence[str], mixed: Sequence[str], overwrite: bool, why: str = "") -> UsageError:
     """Return the error for a directory that holds `names`, which this program did not write, and of them `mixed`."""
     if overwrite:
         return UsageError(
@@ -199,7 +200,7 @@ def _foreign(path: str, names: Sequence[str], mixed: Sequence[str], overwrite: b
     return UsageError(
         f"{path} contains {some(names, 3, str)}, not recognised as an output of ckptconv: an output in this "
         "directory would replace these files or be read together with them.",
-        NEW_DIRECTORY if mixed else f"{NEW_DIRECTORY} --overwrite replaces files that have names of output files.",
+        f"{why}{NEW_DIRECTORY}{'' if mixed else ' --overwrite replaces files that have names of output files.'}",
     )
 
 

@@ -86,8 +86,7 @@ def basename(path: str) -> str:
 def dirname(path: str) -> str:
     if is_remote(path):
         before, place, after = _chained(path)
-        above = place.rstrip("/").rpartition("/")[0]
-        return before + above + "/" * above.endswith(":/") + after
+        return before + re.sub("(?<=:/)$", "/", place.rstrip("/").rpartition("/")[0]) + after
     return os.path.dirname(path) or "."
 
 

@@ -491,6 +491,21 @@ def test_a_second_word_that_may_be_another_input_replaces_only_an_earlier_output
     run("convert mine.safetensors a.pt").refused(2, refused)
 
 
+def test_a_copy_that_is_not_recognised_is_told_the_reason(world: Path) -> None:
+    why = "These files changed, or were copied, after the manifest was written. Give"
+    convert("a.pt", "many")
+    manifest = Path("many/.ckptconv-manifest.json")
+    # `cp -r` gives every copy its own time: the manifest may be copied first.
+    Path("copy").mkdir()
+    for path in (manifest, *(path for path in Path("many").iterdir() if path != manifest)):
+        Path("copy", path.name).write_bytes(path.read_bytes())
+    os.utime("copy/.ckptconv-manifest.json", ns=(1, 1))
+    run("convert a.pt copy").refused(2, "not recognised as an output of ckptconv", why)
+    # A file that the manifest does not list is of another program.
+    shutil.copy("g1.safetensors", "copy/model-00001-of-00009.safetensors")
+    assert why not in run("convert a.pt copy").refused(2, "not recognised as an output of ckptconv")
+
+
 def test_the_report_says_that_an_earlier_output_is_replaced(world: Path) -> None:
     def told(output: str | None, **options: Any) -> list[str]:
         return [note for note in convert("a.pt", output, **options).notes if "replaces" in note]

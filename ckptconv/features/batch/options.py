@@ -10,8 +10,12 @@ from ckptconv.options.option import Given, option
 OTHER_WORDS = {"convert --output-dir DIR": ("batch", "convert-all")}
 OTHER_OPTIONS = {
     "--output-dir": "Specify OUTPUT last. ckptconv convert writes one output per input.",
-    "--out-dir --outdir --save-dir --save-directory --export-dir --target-dir --local-dir --out-path --output-model "
-    "--output-model-path --save-merged": "Name OUTPUT last.",
+    # Only commands with --output-dir get this advice.
+    "--out-dir --outdir --save-dir --save-directory --export-dir --target-dir --local-dir": (
+        "Name OUTPUT last. For several inputs, use --output-dir DIR instead."
+    ),
+    "--save-merged --out-path --output-model --output-model-path --out-dir --outdir --save-dir --save-directory "
+    "--export-dir --target-dir --local-dir": "Name OUTPUT last.",
 }
 
 

@@ -140,8 +140,15 @@ def _gives_ranges(fs: Any, inner: str, row: Mapping[str, Any]) -> bool:
     return True
 
 
+def meant(text: str) -> stores.Meant | None:
+    """Return the URL of HTTP that is meant by an address without its scheme, as in 127.0.0.1:8000/model.pt."""
+    is_address = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]*:\d{1,5}/\S*", text)
+    return stores.Meant("the address of a server", f"http://{text}") if is_address else None
+
+
 STORE = Store(
     extra="http",
+    meant=meant,
     call=_call,
     ranges=_ranges,
     pinned=pinned,

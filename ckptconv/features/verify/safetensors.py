@@ -16,7 +16,7 @@ from ckptconv.features.verify.report import CheckedOutput, Verification
 from ckptconv.formats.model_files import SUFFIX
 from ckptconv.formats.source import MODEL, Source
 from ckptconv.options.table import Options
-from ckptconv.outputs.kinds import KINDS, entry_of
+from ckptconv.outputs.kinds import KINDS, entry_of, kind_by_suffix
 from ckptconv.outputs.targets import MANIFEST, is_beside
 from ckptconv.result import OutputFile
 from ckptconv.storage.paths import basename
@@ -42,7 +42,9 @@ def pairs(
         if entry.kind == "file" and target.path.endswith(".json"):
             named = place.parent.path if place.name == MANIFEST else f"OUTPUT --manifest {target.path}"
             check_no_manifest(place, options, f"Specify the output: ckptconv verify {source.path} {named}")
-        asked = "" if options.to else "Specify its kind with --to; "
+        # A name that states a kind is no output of another kind.
+        states_kind = target.path.endswith(".json") or kind_by_suffix(target.path)
+        asked = "" if options.to or states_kind else "Specify its kind with --to; "
         known = [ending for name, kind in KINDS.items() if entry_of(name).compared for ending in kind.suffixes]
         raise UsageError(
             f"{target.path} is not an output: outputs are directories, or files that end in {', '.join(known)}.",

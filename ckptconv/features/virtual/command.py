@@ -12,7 +12,7 @@ from ckptconv.cli.making import convert_one
 from ckptconv.cli.options import SHOWING, named, required, taking
 from ckptconv.errors import UsageError
 from ckptconv.options.table import TENSORS
-from ckptconv.storage.paths import basename
+from ckptconv.storage.paths import basename, is_remote
 
 # Commands whose report is that of a conversion.
 OF_CONVERSIONS = ("virtual",)
@@ -49,6 +49,11 @@ def virtual(
     stem, _ = os.path.splitext(basename(source.rstrip("/")))
     target = required(output, options, f", such as {shlex.quote((stem.strip('.') or 'step') + SUFFIX)}")
     if not target.endswith(SUFFIX):
+        if source.endswith(SUFFIX) and (is_remote(target) or os.path.exists(target)):
+            raise UsageError(
+                f"{source} is the name of a virtual checkpoint, but it comes first.",
+                f"SOURCE comes before OUTPUT: ckptconv virtual {shlex.quote(target)} {shlex.quote(source)}",
+            )
         raise UsageError(
             f"{target or 'An empty text'} is not a name for a virtual checkpoint.",
             f"Give a name that ends in {SUFFIX}.",

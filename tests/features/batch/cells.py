@@ -36,4 +36,7 @@ WRITTEN: dict[str, tuple[str, tuple[object, ...]]] = {
     "output-dir": ("x", ("convert", "MODEL", "--output-dir", "PATH")),
 }
 # Options of other programs, and the advice.
-OTHER_OPTIONS = {"--out-dir": "Name OUTPUT last.", "--save-directory": "Name OUTPUT last."}
+OTHER_OPTIONS = {
+    "--out-dir": "Name OUTPUT last. For several inputs, use --output-dir DIR instead.",
+    "--out-path": "Name OUTPUT last.",
+}

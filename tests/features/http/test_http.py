@@ -133,3 +133,10 @@ def test_a_file_that_is_not_served_and_a_server_that_is_not_there(
         taken.bind(("127.0.0.1", 0))  # and nobody listens
         with pytest.raises(FailedError, match="cannot be accessed:"):
             convert(f"http://127.0.0.1:{taken.getsockname()[1]}/model.pt", tmp_path / "out.safetensors")
+
+
+def test_an_address_without_http_is_told_its_scheme() -> None:
+    run = ckptconv_here("convert", "127.0.0.1:8719/v1.pt", "x.safetensors")
+    run.refused(2, "If it is the address of a server, specify http://127.0.0.1:8719/v1.pt.")
+    # A port is a number.
+    assert "http://" not in ckptconv_here("convert", "step:last/v1.pt", "x.safetensors").refused(2)

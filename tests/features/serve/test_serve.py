@@ -529,3 +529,17 @@ def test_a_port_in_the_place_of_an_option_leads_to_it() -> None:
     ckptconv_here("serve", "model.pt", "8000").refused(2, "Too many arguments: 8000. Did you mean --port 8000?")
     ckptconv_here("serve", "model.pt", "-p", "8000").refused(2, "Use --port N.")
     assert "--port" not in ckptconv_here("inspect", "model.pt", "8000").refused(2, "Too many arguments: 8000.")
+
+
+@pytest.mark.parametrize("option", ["--port", "--host"])
+@pytest.mark.parametrize(
+    ("address", "instead"),
+    [
+        ("0.0.0.0:8000", "--host 0.0.0.0 --port 8000."),
+        ("[::1]:8000", "--host ::1 --port 8000."),
+        (":8000", "Use --port 8000."),
+    ],
+)
+def test_a_host_and_a_port_in_one_word_are_told_apart(option: str, address: str, instead: str) -> None:
+    run = ckptconv_here("serve", "model.pt", option, address)
+    run.refused(2, f"{option} '{address}' contains both a host and a port", instead)

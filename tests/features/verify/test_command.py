@@ -103,3 +103,14 @@ def test_what_no_manifest_is_believed_is_verified_with_the_options_themselves(op
     with pytest.raises(UsageError, match=r"Specify the options of the conversion on the command line\."):
         ckptconv.verify(tmp_path / "m.pt", tmp_path / "out")
     assert ckptconv.verify(tmp_path / "m.pt", tmp_path / "out", **options).bytes_compared
+
+
+@pytest.mark.parametrize("name", ["of.json", "of.virtual.json"])
+def test_a_kind_that_the_name_rules_out_is_not_asked_for(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_file({"w": torch.ones(2)}, "m.safetensors")
+    Path(name).write_text("{}")
+    told = ckptconv_here("verify", "m.safetensors", name).refused(2, "ckptconv diff compares any two checkpoints")
+    assert "--to" not in told

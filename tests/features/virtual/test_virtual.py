@@ -146,6 +146,14 @@ def test_what_makes_no_sense_is_refused(zero: Path, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["zero"]
 
 
+def test_source_and_output_that_are_swapped_are_put_in_order(zero: Path, tmp_path: Path) -> None:
+    described = tmp_path / "x.virtual.json"
+    done(ckptconv_here("virtual", zero, described))
+    ckptconv_here("virtual", described, zero).refused(
+        2, f"SOURCE comes before OUTPUT: ckptconv virtual {zero} {described}"
+    )
+
+
 SAID = {"touched": "its modification time is different.", "cut": "it had ", "gone": "it no longer exists."}
 
 
