@@ -30,6 +30,8 @@ WITHOUT_RENAME = ("gs://", "gcs://")
 # Names of items for steps without metadata; the most steps that are opened to recognize a run.
 _ITEMS, _LOOKED_AT = ("default", "items", "state", "params"), 4
 _MOST = 1 << 20
+# The directory of an item that describes its arrays.
+_DESCRIPTIONS = "array_metadatas"
 
 
 class Step(NamedTuple):
@@ -56,8 +58,9 @@ def sniff(probe: Probe) -> Guess | None:
 
 
 def _is_part(probe: Probe) -> bool:
-    """Return whether a path is a directory in the directory of an item, such as array_metadatas."""
-    return probe.is_directory and any(map(probe.place.parent.has_file, _MARKS))
+    """Return whether a path is a directory of descriptions in the directory of an item. Others are not asked for: the
+    directory above may be one that cannot be listed."""
+    return probe.is_directory and probe.place.name == _DESCRIPTIONS and any(map(probe.place.parent.has_file, _MARKS))
 
 
 def _is_here(place: Location) -> bool:
