@@ -13,6 +13,7 @@ from features.arrays.reading import assert_reads
 
 import ckptconv
 from ckptconv.features.arrays.loading_options import LOADING
+from ckptconv.options.table import OPTIONS
 
 # What opens a checkpoint, and what loads its state.
 READER = ckptconv.open
@@ -59,7 +60,11 @@ MISSPELT = [
 ]
 # Options of other programs, and the advice.
 ADVISED = [
-    ("open", "step", "Give the directory of the step; for a DeepSpeed run, use tag TAG."),
+    *(
+        [("open", "step", "Give the directory of the step; for a DeepSpeed run, use tag TAG.")]
+        if "last_good" in OPTIONS
+        else []
+    ),
     ("open", "map_location", "Use device."),
     ("load_state_dict", "map_location", "Use device."),
     # Advice that names what the call does not have is none.

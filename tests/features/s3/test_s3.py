@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import json
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from cells import verified, verifying
 from checkpoints import ckptconv_here, contents
 from features.s3.server import BUCKET, CREDENTIALS, S3, OnS3, tried_once
 from huggingface_hub import save_torch_state_dict
-from remote import KIB, MIB, Asked, Proxy, a_model, converted_here, fresh
+from remote import KIB, MIB, Proxy, a_model, converted_here, fresh
 from safetensors.torch import load_file
 from stores import ServedSuite
 
@@ -28,7 +26,6 @@ import ckptconv as library
 from ckptconv import convert
 from ckptconv.errors import FailedError, UsageError
 from ckptconv.features.s3.store import of_s3
-from ckptconv.formats.detect import open_source
 from ckptconv.options.table import OPTIONS
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
@@ -288,31 +285,6 @@ def test_a_transposed_matrix_is_fetched_once_however_it_is_written(s3: S3, proxy
     assert s3.get(f"{name}/out.safetensors") == (tmp_path / "out.safetensors").read_bytes()
     expected = torch.load(tmp_path / "model.pt")["t"]
     assert torch.equal(load_file(tmp_path / "out.safetensors")["t"], expected)
-
-
-def test_files_of_many_ranks_are_described_by_a_request_each_and_read_several_at_once(
-    s3: S3, proxy: Proxy, tmp_path: Path
-) -> None:
-    ranks = 12
-    (tmp_path / "run").mkdir()
-    for rank in range(ranks):
-        torch.save({"weight": torch.arange(9.0)}, tmp_path / "run" / f"model_rank{rank}.pt")
-    url = s3.put(tmp_path / "run", f"{fresh()}/run")
-    before = len(proxy.asked)
-    together = threading.Barrier(4)
-
-    def held(asked: Asked) -> str:
-        if asked.method == "GET" and ".pt" in asked.path:
-            with contextlib.suppress(threading.BrokenBarrierError):
-                together.wait(600)
-        return ""
-
-    proxy.rule = held
-    source = open_source(url, storage_options=tried_once(s3, proxy))
-    proxy.rule = lambda asked: ""
-    assert not together.broken
-    assert list(source.weights) == ["weight"]
-    assert len(proxy.asked) - before <= ranks + 4
 
 
 # ------------------------------------------------------------------------------------------------------ other places
