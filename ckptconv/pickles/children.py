@@ -66,6 +66,12 @@ def walk(tree: Any, seen: set[int] | None = None) -> Iterator[Any]:
             stack.extend(value)
 
 
+def tensors_of(*trees: Any) -> list[LazyTensor]:
+    """Return the tensors in trees of lazy tensors, each object once."""
+    seen: set[int] = set()
+    return [node for tree in trees for node in walk(tree, seen) if isinstance(node, LazyTensor)]
+
+
 def is_tensor(node: Any) -> bool:
     """Return whether a node is a tensor, or consists of several."""
     return isinstance(node, (LazyTensor, Composite))

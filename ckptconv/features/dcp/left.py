@@ -7,8 +7,7 @@ from typing import Any
 
 from ckptconv.features.dcp.described import Described
 from ckptconv.features.joining.names import dotted, is_optimizer
-from ckptconv.pickles.children import walk
-from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.pickles.children import tensors_of
 
 
 def left_of(checkpoint: Described, chosen: Collection[str], extra: Any) -> dict[str, list[Any]]:
@@ -21,13 +20,9 @@ def left_of(checkpoint: Described, chosen: Collection[str], extra: Any) -> dict[
         is_left = name not in chosen or name in checkpoint.hidden
         if is_left and roles.optimizer_of(way) is None and part not in kept:
             tensor, value = described.tensors.get(name), checkpoint.hidden.get(name, ())
-            own = [tensor] if tensor else [None] if value is None else _tensors_in(value)
+            own = [tensor] if tensor else [None] if value is None else tensors_of(value)
             left.setdefault(part, []).extend(own)
     if extra:
         names = [name for name in extra.left if not is_optimizer(name.partition(".")[0])]
-        left |= {name: _tensors_in(extra.rest) for name in names}
+        left |= {name: tensors_of(extra.rest) for name in names}
     return left
-
-
-def _tensors_in(value: Any) -> list[Any]:
-    return [node for node in walk(value) if isinstance(node, LazyTensor)]

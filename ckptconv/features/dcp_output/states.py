@@ -86,12 +86,12 @@ def _none(path: str) -> UsageError:
 def _without_optimizers(source: Source, key: str = "") -> Source:
     """Return `source` without the optimizers that are saved next to its weights, whose states are converted by name."""
     around, _, weights_name = (key or weights_key(source.weights)).rpartition(".")
-    tree = subtree(source.weights, around) if around else source.weights
+    tree = subtree(source.weights, around)
     names = {name for name, _ in optimizers_in(tree, weights_name)}
     if not names:
         return source
     left: Any = {name: value for name, value in entries(tree).items() if name not in names}
     for step in reversed(around.split(".") if around else []):
         around = around.removesuffix(step).removesuffix(".")
-        left = {**(subtree(source.weights, around) if around else source.weights), step: left}
+        left = {**subtree(source.weights, around), step: left}
     return source._replace(weights=left)

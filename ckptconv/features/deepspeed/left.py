@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ckptconv.pickles.children import walk
-from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.pickles.children import tensors_of
 
 # Entries about the model, its optimizer and the ranks.
 _OF_MODEL = {
@@ -32,7 +31,7 @@ _OF_MODEL = {
 def left_of(values: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Return the entries of a client, and those of DeepSpeed about the training's progress, each with its tensors."""
     return {
-        str(name): [node for node in walk(value) if isinstance(node, LazyTensor)]
+        str(name): tensors_of(value)
         for name, value in values.items()
         if name not in _OF_MODEL and value is not None and not (isinstance(value, (dict, list)) and not value)
     }

@@ -22,8 +22,7 @@ def _has_placeholders(file: LoneFile) -> bool:
     Such a file still stores some parameters whole: factors of LoRA in a model, norms, and others that are smaller than
     stage3_param_persistence_threshold.
     """
-    key = weights_key(file.tree)
-    weights = subtree(file.tree, key) if key else file.tree
+    weights = subtree(file.tree, weights_key(file.tree))
     shapes = {
         name: value.shape
         for name, value in (weights.items() if isinstance(weights, Mapping) else ())

@@ -10,9 +10,10 @@ from ckptconv.engine.checksums import Checksums
 from ckptconv.errors import CorruptError, damaged
 from ckptconv.features.reporting.measure import measured, read_through
 from ckptconv.features.runs.step import Step
-from ckptconv.features.runs.whole import Judged, sources_of, tensors_in, weights_of
+from ckptconv.features.runs.whole import Judged, sources_of, weights_of
 from ckptconv.formats.source import Source
 from ckptconv.outputs.targets import MANIFEST
+from ckptconv.pickles.children import tensors_of
 from ckptconv.plan import Data
 from ckptconv.publish.earlier import Directory
 from ckptconv.storage.digests import digest_of
@@ -118,7 +119,7 @@ def _storages(source: Source, run: Location, progress: Progress | None) -> int:
     """Compare the storages of all tensors with their checksums. Return the number of storages."""
     parts: list[Data] = []
     at = 0
-    for tensor in tensors_in(source.weights, source.optimizer):
+    for tensor in tensors_of(source.weights, source.optimizer):
         parts.append(Data(at, tensor, f"{len(parts)}"))
         at += tensor.nbytes
     checksums = Checksums(source.files.records)
@@ -143,7 +144,7 @@ def values_of(step: Step, sources: Sequence[Source], progress: Progress | None) 
     """Return the statistics of all values of a step, whose first checkpoint has the weights."""
     of_weights = weights_of(sources[0])
     counted = {id(tensor) for tensor in of_weights}
-    every_tensor = tensors_in(*(tree for source in sources for tree in (source.weights, source.optimizer)))
+    every_tensor = tensors_of(*(tree for source in sources for tree in (source.weights, source.optimizer)))
     others = [tensor for tensor in every_tensor if id(tensor) not in counted]
     weights, states = ({f"{number}": tensor for number, tensor in enumerate(each)} for each in (of_weights, others))
     of_each, _ = measured(weights, step.home.options, progress)

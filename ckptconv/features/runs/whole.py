@@ -26,7 +26,7 @@ from ckptconv.features.runs.torn import torn_file
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.optimizers import optimizers_in, subtree, weights_key
 from ckptconv.formats.source import Source
-from ckptconv.pickles.children import walk
+from ckptconv.pickles.children import tensors_of
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote
 from ckptconv.tensors.lazy import LazyTensor
@@ -172,7 +172,7 @@ def _measured(known: Judged, inert: bool) -> Judged:
     for module, directory in described:
         module.extent_of(directory)
     lost = next(filter(None, map(_lost, sources)), "")
-    of_states = tensors_in(*(source.optimizer for source in sources)) or tensors_in(*_states_in(sources[0]))
+    of_states = tensors_of(*(source.optimizer for source in sources)) or tensors_of(*_states_in(sources[0]))
     weights, optimizer = (sum(tensor.nbytes for tensor in tensors) for tensors in (weights_of(sources[0]), of_states))
     of_optimizer = (entry.file.size for path, entry in step.files.items() if is_optimizer(path))
     return known._replace(
@@ -214,18 +214,11 @@ def _others(step: Step, source: Source) -> list[str]:
     return [path for path in step.files if path.endswith(WEIGHTS) and not is_beside_weights(path) and path not in read]
 
 
-def tensors_in(*trees: Any) -> list[LazyTensor]:
-    """Return the tensors in trees, each object once."""
-    seen: set[int] = set()
-    return [node for tree in trees for node in walk(tree, seen) if isinstance(node, LazyTensor)]
-
-
 def weights_of(source: Source) -> list[LazyTensor]:
     """Return the tensors of the weights of `source`, without other contents that a training saves in one file with
     them."""
-    key = weights_key(source.weights)
-    others = {id(tensor) for tensor in tensors_in(source.optimizer, *_states_in(source))}
-    weights = tensors_in(subtree(source.weights, key) if key else source.weights)
+    others = {id(tensor) for tensor in tensors_of(source.optimizer, *_states_in(source))}
+    weights = tensors_of(subtree(source.weights, weights_key(source.weights)))
     return [tensor for tensor in weights if id(tensor) not in others]
 
 
