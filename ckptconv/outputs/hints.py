@@ -25,10 +25,8 @@ def candidates(wanted: str, names: Sequence[str], most: int = 8) -> str:
         part = f", or with --component {component} if config.json describes it" if component else ""
         return f"Names begin with {wanted}., but no mapping has this key. Select these names with --include{part}."
     words = re.split(r"\W|_", wanted)  # model is like ema_model, and so is ema
-    if close := [
-        *difflib.get_close_matches(wanted, names),
-        *(name for name in names if name in words),
-    ]:
+    close = [*difflib.get_close_matches(wanted, names), *(name for name in names if name in words)]
+    if close:
         return f"Did you mean {' or '.join(map(repr, dict.fromkeys(close)))}?"
     return f"The keys are {some(names, most, repr)}."
 

@@ -20,7 +20,7 @@ def notes_of(sources: Sequence[Source], outputs: Sequence[Output], chosen: Optio
         given, option = f"--strip-prefix {chosen.strip_prefix}", f"--strip-prefix {chosen.strip_prefix!r}"
         why = next((output.notices.idle[option] for output in outputs if option in output.notices.idle), "")
         is_renamed, hints = chosen.strip_prefix and not why, [] if chosen.rename or ": give " in why else source.hints
-        if not chosen.key and not key_to_add(source.weights, chosen):  # the options name tensors with the key
+        if hints and not chosen.key and not key_to_add(source.weights, chosen):  # the options name tensors with the key
             hints = [re.sub("--key ([^ ]+) --strip-prefix ", r"--strip-prefix \1.", hint) for hint in hints]
         # A part of the prefix leaves the rest.
         hints = [hint for hint in hints if not is_renamed or (given in hint and f"{given} " not in hint)]

@@ -8,14 +8,12 @@ from ckptconv.options.option import Given, option
 
 # Words of other programs for it, and an option of theirs that other commands have not.
 OTHER_WORDS = {"convert --output-dir DIR": ("batch", "convert-all")}
+_DIRECTORIES = "--out-dir --outdir --save-dir --save-directory --export-dir --target-dir --local-dir"
 OTHER_OPTIONS = {
     "--output-dir": "Specify OUTPUT last. ckptconv convert writes one output per input.",
     # Only commands with --output-dir get this advice.
-    "--out-dir --outdir --save-dir --save-directory --export-dir --target-dir --local-dir": (
-        "Name OUTPUT last. For several inputs, use --output-dir DIR instead."
-    ),
-    "--save-merged --out-path --output-model --output-model-path --out-dir --outdir --save-dir --save-directory "
-    "--export-dir --target-dir --local-dir": "Name OUTPUT last.",
+    _DIRECTORIES: "Name OUTPUT last. For several inputs, use --output-dir DIR instead.",
+    f"--save-merged --out-path --output-model --output-model-path {_DIRECTORIES}": "Name OUTPUT last.",
 }
 
 

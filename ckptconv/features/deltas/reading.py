@@ -137,20 +137,24 @@ def read_delta(place: Location) -> Delta:
     )
 
 
-def is_delta(place: Location) -> bool:
-    """Return whether the directory at `place` has the index of a delta."""
+def _metadata_at(place: Location) -> Mapping[str, Any]:
+    """Return the metadata of the index of the delta in the directory at `place`; {} if it has no such index."""
     with contextlib.suppress(CkptconvError):
         index = read_index(place.join(INDEX)) if place.kind == "directory" and INDEX in place.names else None
-        return index is not None and "base_version" in index.metadata
-    return False
+        return index.metadata if index is not None and "base_version" in index.metadata else {}
+    return {}
+
+
+def is_delta(place: Location) -> bool:
+    """Return whether the directory at `place` has the index of a delta."""
+    return bool(_metadata_at(place))
 
 
 def versions_at(place: Location) -> tuple[int, int] | None:
     """Return the versions before and after the delta in the directory at `place`; None if it has no such delta."""
     with contextlib.suppress(CkptconvError):
-        index = read_index(place.join(INDEX)) if is_delta(place) else None
-        if index is not None:
-            return _version(place, index.metadata, "base_version"), _version(place, index.metadata, "version")
+        if metadata := _metadata_at(place):
+            return _version(place, metadata, "base_version"), _version(place, metadata, "version")
     return None
 
 

@@ -7,9 +7,11 @@ from typing import Any
 
 from ckptconv.errors import UsageError
 from ckptconv.options import RUNNING
-from ckptconv.options.kinds import TEXT, ValueKind
+from ckptconv.options.kinds import TEXT, counted
 from ckptconv.options.option import Option, options_in
-from ckptconv.text import brief, parse_count
+from ckptconv.text import brief
+
+_PORTS = counted(0, 65535)
 
 
 def _check_apart(value: Any, called: str) -> None:
@@ -28,20 +30,20 @@ def _host(value: Any, called: str) -> str:
 
 def _port(value: Any, called: str) -> int:
     _check_apart(value, called)
-    return parse_count(value, called, 0, 65535)
+    return int(_PORTS.parse(value, called))
 
 
 class _Serving:
     """Options that only `serve` has."""
 
     host = Option(
-        ValueKind(_host, unset=""),
+        TEXT._replace(parse=_host),
         "The address to listen on; 0.0.0.0 means all addresses of this machine.",
         default="127.0.0.1",
         group=RUNNING,
     )
     port = Option(
-        ValueKind(_port, stored=int, accepts="int | str"),
+        _PORTS._replace(parse=_port),
         "The port to listen on.",
         metavar="N",
         fallback="any free port",
