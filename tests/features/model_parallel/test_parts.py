@@ -20,7 +20,6 @@ from compare import evaluate
 from effort import every
 from safetensors.numpy import load_file
 
-import ckptconv
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.features.model_parallel import megatron, meta
 from ckptconv.formats.source import Source, Wanted
@@ -91,17 +90,6 @@ def test_norms_of_meta_must_be_equal_in_all_files(tmp_path: Path) -> None:
 def test_a_single_file_of_meta_is_read_as_it_is(tmp_path: Path) -> None:
     ours, hf, config = case("meta-llama")
     check(meta.read(Location(str(of_meta(ours, tmp_path, 1))), Wanted(parts=True)), "meta-llama", config, hf)
-
-
-@verifying
-def test_what_is_left_beside_a_single_file_of_meta_is_told(tmp_path: Path) -> None:
-    ours, _, _ = case("meta-llama")
-    place = of_meta(ours, tmp_path, 1)
-    for name in ("params.json", "checklist.chk"):
-        (place / name).write_text("{}")
-    report = ckptconv.convert(place, tmp_path / "out", fsync=False)
-    assert {Path(path).name for path in report.left} == {"params.json", "checklist.chk"}
-    assert ckptconv.verify(place, tmp_path / "out").tensors == report.tensors
 
 
 def test_files_of_meta_without_a_map_are_refused(tmp_path: Path) -> None:
